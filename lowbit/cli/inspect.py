@@ -1,0 +1,177 @@
+"""`lowbit inspect`: layout, plans, kernels and source of one layer, or what is supported where; runs nothing.
+
+Knows how to print what api.py answers; it must not know why the answer is so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lowbit.cli.options import counts, shape
+
+if TYPE_CHECKING:
+    from lowbit.api import Explanation
+    from lowbit.problem import Problem
+
+HELP = "Show a layer's packed layout, its plan for some numbers of tokens and why, and the compiled kernel."
+EXAMPLES = """examples:
+  lowbit inspect --spec int4_g128 --shape 4096x4096 --m 1,8,64 --arch sm_90a
+  lowbit inspect --spec mxfp4 --shape 4096x2880 --m 1 --arch sm_80 --source
+  lowbit inspect --table"""
+
+TABLE_FORMATS = (
+    *("int4_g128", "int4_g32", "int4", "int8", "int8_g128", "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp4", "mxfp8", "nvfp4"),
+    *("int4z_g128", "uint4z_g128", "int2_g64", "int3_g128", "int5_g128", "int6_g128", "fp8_e5m2", "mxfp6", "nf4"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the subcommand."""
+    parser.add_argument("--spec", default="int4_g128", help="weight format (%(default)s)")
+    parser.add_argument("--shape", type=shape, default=(4096, 4096), help="NxK, output x input features (4096x4096)")
+    parser.add_argument("--act", default="bf16", help="activation type, bf16 or fp16 (%(default)s)")
+    parser.add_argument("--m", type=counts, default=(1, 8, 64), help="numbers of tokens, with commas (1,8,64)")
+    parser.add_argument("--arch", help="chip, such as sm_90a or sm_90a:114 (SMs); default the GPU here, else sm_90a")
+    parser.add_argument("--source", action="store_true", help="print the generated kernels")
+    parser.add_argument("--all", action="store_true", help="list every slower and every refused plan")
+    parser.add_argument("--no-compile", action="store_true", help="take kernels from the cache only")
+    parser.add_argument("--table", action="store_true", help="print formats x chips and stop (markdown)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was asked for."""
+    if arguments.table:
+        print(json.dumps(support(), indent=1) if arguments.json else support_table())
+        return 0
+    from lowbit import api
+    from lowbit.problem import Problem, check
+    from lowbit.weights import WeightSpec
+
+    spec = WeightSpec.parse(arguments.spec)
+    arch = api.parse_arch(arguments.arch) if arguments.arch else _arch_here()
+    check(spec, arguments.act, arch)
+    n, k = arguments.shape
+    problem = Problem(spec, arguments.act, arguments.act, n, -(-k // 8) * 8, arch)
+    answers = [api.explain(problem, m, compiled=not arguments.no_compile) for m in arguments.m]
+    if arguments.json:
+        print(json.dumps({"layout": _layout(problem), "plans": [_facts(a, arguments) for a in answers]}, indent=1))
+        return 0
+    print(_layout_text(problem))
+    for answer in answers:
+        print(f"\n{answer}")
+        if arguments.all:
+            print(_everything(answer))
+    if arguments.source:
+        for text in dict.fromkeys(_source(answer) for answer in answers):
+            print(f"\n{text}", end="")
+    return 0
+
+
+def _arch_here() -> Any:
+    import torch
+
+    from lowbit import api
+
+    return api.current_arch() if torch.cuda.is_available() else api.parse_arch("sm_90a")
+
+
+def _layout(problem: Problem) -> dict[str, Any]:
+    from lowbit.plan.plan import layout_of
+
+    layout = layout_of(problem)
+    return {
+        "tag": layout.tag,
+        "row_blocks": layout.row_blocks,
+        "k_blocks": layout.k_blocks,
+        "unit_bytes": layout.unit_bytes,
+        "code_bytes": layout.code_bytes,
+        "scale_bytes": layout.scale_bytes,
+        "zero_bytes": layout.zero_bytes,
+        "channel_bytes": 4 * problem.n if layout.has_channel else 0,
+        "total_bytes": layout.expert_bytes + (4 * problem.n if layout.has_channel else 0),
+    }
+
+
+def _layout_text(problem: Problem) -> str:
+    facts, spec = _layout(problem), problem.spec
+    zero, bits = "no zero points" if spec.zero == "none" else f"{spec.zero} zero points", 8 * facts["total_bytes"]
+    rows = "all rows" if spec.rows == 0 else f"{spec.rows} row{'s' * (spec.rows > 1)}"
+    columns = "all of k" if spec.k == 0 else f"{spec.k} of k"
+    return (
+        f"{spec}: {spec.value.bits}-bit {spec.value.name}, one {spec.scale.name} scale per {rows} x {columns}, {zero}, "
+        f"second-level scale: {spec.scale2}\n"
+        f"layout {facts['tag']}: {facts['row_blocks']} x {facts['k_blocks']} units of {facts['unit_bytes']} bytes "
+        f"({facts['code_bytes']} codes, {facts['scale_bytes']} scales, {facts['zero_bytes']} zero points)\n"
+        f"{facts['total_bytes']:,} bytes in all, {bits / problem.n / problem.k:.3f} bits a weight"
+    )
+
+
+def _facts(answer: Explanation, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One answer as JSON; all slower and refused plans with --all, the source with --source."""
+    kernel = answer.compiled
+    facts: dict[str, Any] = {
+        "m": answer.m,
+        "arch": answer.problem.arch.name,
+        "plan": asdict(answer.plan),
+        "why": answer.why,
+        "estimate_us": {"total": answer.cost.us, **answer.parts},
+        "floor_us": answer.floor_us,
+        "bytes_moved": answer.bytes_moved,
+        "registers": kernel and kernel.registers,
+        "spill_bytes": kernel and kernel.spill_bytes,
+        "compile_seconds": kernel and kernel.seconds,
+        "compiler": kernel and kernel.compiler,
+        "note": answer.note,
+    }
+    if arguments.all:
+        facts["slower"] = [{"plan": str(plan), "us": cost.us} for plan, cost in answer.slower]
+        facts["refused"] = [{"plan": str(plan), "reasons": reasons} for plan, reasons in answer.refused]
+    if arguments.source:
+        facts["source"] = _source(answer)
+    return facts
+
+
+def _everything(answer: Explanation) -> str:
+    lines = [f"  {cost.us:8.1f} us  {plan}" for plan, cost in answer.slower]
+    lines += [f"   refused    {plan}: {'; '.join(reasons)}" for plan, reasons in answer.refused]
+    return "\n".join(lines)
+
+
+def _source(answer: Explanation) -> str:
+    from lowbit.jit.generate import generate
+
+    return generate(answer.problem, answer.plan).text
+
+
+def support() -> dict[str, dict[str, dict[str, Any]]]:
+    """Format -> arch -> {"acts": types that work, "reasons": why another does not}, as `problem.unsupported` says."""
+    from lowbit.arch import ARCHS
+    from lowbit.problem import ACTIVATIONS, unsupported
+    from lowbit.weights import WeightSpec
+
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in TABLE_FORMATS:
+        spec = WeightSpec.parse(name)
+        found[name] = {}
+        for arch in ARCHS.values():
+            answers = {act: unsupported(spec, act, arch) for act in ACTIVATIONS}
+            acts = [act for act, reasons in answers.items() if not reasons]
+            found[name][arch.name] = {
+                "acts": acts,
+                "reasons": sorted({r for reasons in answers.values() for r in reasons}),
+            }
+    return found
+
+
+def support_table() -> str:
+    """`support` as a markdown table: the activation types that work, or a dash."""
+    found = support()
+    archs = list(next(iter(found.values())))
+    lines = ["| weights | " + " | ".join(archs) + " |", "|" + "---|" * (len(archs) + 1)]
+    for name, cells in found.items():
+        lines.append(f"| {name} | " + " | ".join(" ".join(cells[arch]["acts"]) or "-" for arch in archs) + " |")
+    return "\n".join(lines)

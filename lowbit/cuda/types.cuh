@@ -1,0 +1,44 @@
+// What every kernel is given, and the two 16-bit operand types as traits.
+// Knows registers and arithmetic only; it must not know layouts, tiles or formats.
+#pragma once
+#include "hw/hw.h"
+
+namespace lowbit {
+using namespace hw;
+
+struct Params {  // one layer, one call; all pointers 16-byte aligned
+    const u8* units;    // packed weights, layout/pack.py
+    const u8* channel;  // float per row, or null
+    const u8* bias;     // float per row, or null
+    const u8* x;        // (m, k) activations, rows x_pitch bytes apart, a multiple of 16
+    u8* y;              // (m, n), contiguous
+    u64 x_pitch;
+    u32 m, reserved;
+};
+
+struct Bf16 {
+    HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_bf16x2(a, b, c); }
+    HW_FN static u32 pack(float lo, float hi) { return cvt_bf16x2_f32(lo, hi); }
+    HW_FN static u16 narrow(float v) { return cvt_rn_bf16_f32(v); }
+    HW_FN static float widen(u16 v) { return cvt_f32_bf16(v); }
+    template <int kLevel> HW_FN static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(d, a, b); }
+};
+
+struct F16 {
+    HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_f16x2(a, b, c); }
+    HW_FN static u32 pack(float lo, float hi) { return cvt_f16x2_f32(lo, hi); }
+    HW_FN static u16 narrow(float v) { return cvt_rn_f16_f32(v); }
+    HW_FN static float widen(u16 v) { return cvt_f32_f16(v); }
+    template <int kLevel> HW_FN static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+        if constexpr (kLevel >= 80) {
+            mma_m16n8k16_f16(d, a, b);
+        } else {  // Turing has k = 8 only: registers a0, a1 are its lower half, a2, a3 the upper
+            const u32 a_lo[2] = {a[0], a[1]}, a_hi[2] = {a[2], a[3]}, b_lo[1] = {b[0]}, b_hi[1] = {b[1]};
+            mma_m16n8k8_f16(d, a_lo, b_lo);
+            mma_m16n8k8_f16(d, a_hi, b_hi);
+        }
+    }
+};
+
+template <class T> HW_FN T smaller(T a, T b) { return a < b ? a : b; }
+}  // namespace lowbit

@@ -1,0 +1,82 @@
+"""Kernel text from (Problem, Plan): one include, one struct of named constants, one instantiation.
+
+A pure function; it must not know compilers, caches or devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from lowbit.errors import Unsupported
+from lowbit.jit.source import Source, gather_headers
+from lowbit.plan.plan import Plan, illegal, layout_of, mover, smem_map
+from lowbit.problem import Problem
+
+INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
+
+_VALUES = {"int4": "Int4", "int8": "Int8", "fp8_e4m3": "E4m3", "fp4_e2m1": "E2m1"}
+_SCALES = {"fp32": "ScaleF32", "bf16": "ScaleBf16", "fp16": "ScaleF16", "e8m0": "ScaleE8m0", "fp8_e4m3": "ScaleE4m3"}
+_TYPES = {"bf16": "Bf16", "fp16": "F16"}
+_CLASSES = {"stream": "Stream", "tile_mma": "TileMma"}
+
+
+def generate(problem: Problem, plan: Plan) -> Source:
+    """The kernel of `plan` for `problem`; Unsupported with the reasons if the plan is not legal."""
+    reasons = illegal(problem, plan)
+    if reasons:
+        raise Unsupported(reasons)
+    layout, smem = layout_of(problem), smem_map(problem, plan)
+    constants = {
+        "kN": problem.n,
+        "kK": problem.k,
+        "kLevel": problem.arch.level,
+        "kUnitBytes": layout.unit_bytes,
+        "kCodeBytes": layout.code_bytes,
+        "kStep": layout.step,
+        "kTokens": plan.tokens,
+        "kWarpBlocks": plan.warp_blocks,
+        "kRowWarps": plan.row_warps,
+        "kStages": plan.stages,
+    }
+    if plan.family == "stream":
+        constants |= {
+            "kKWarps": plan.k_warps,
+            "kSplit": plan.split,
+            "kXChunks": plan.x_chunks,
+            "kSmemX": smem.x,
+            "kSmemBars": smem.bars,
+        }
+    else:
+        constants |= {"kTokenWarps": plan.token_warps, "kSmemStage": smem.stage}
+    lines = [f"    static constexpr u32 {name} = {value};" for name, value in constants.items()]
+    types = {
+        "Operand": _TYPES[problem.act],
+        "Out": _TYPES[problem.out],
+        "Value": _VALUES[problem.spec.value.name],
+        "Scale": _SCALES[problem.spec.scale.name] if layout.grouped else "NoScale",
+    }
+    lines += [f"    using {name} = lowbit::{value};" for name, value in types.items()]
+    config = "\n".join(
+        [
+            "struct Config {",
+            "    using u32 = hw::u32;",
+            *lines,
+            f"    static constexpr lowbit::Mover kMover = lowbit::{mover(problem.arch, plan.family)};",
+            "};",
+        ]
+    )
+    head = f'// {problem.label}, {problem.arch.name}: {plan}\n#include "{plan.family}.cuh"\n'
+    entry = f"lowbit_{plan.family}_{hashlib.sha256((head + config).encode()).hexdigest()[:12]}"
+    body = (
+        f"HW_KERNEL_RESIDENT({plan.threads}, {plan.blocks_per_sm}) {entry}(const HW_GRID_CONST lowbit::Params p) {{\n"
+        f"    lowbit::{_CLASSES[plan.family]}<Config>(p).run();\n}}\n"
+    )
+    text = f"{head}{config}\n{body}"
+    return Source(
+        text=text,
+        entry=entry,
+        arch=problem.arch.compile_target,
+        label=f"{problem.label} ({plan})",
+        headers=gather_headers(text, INCLUDE_DIR),
+    )

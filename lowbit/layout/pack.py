@@ -1,0 +1,360 @@
+"""The packed layout every kernel reads, and its inverse.
+
+Turns a QuantWeight into one contiguous buffer per expert and back, bit for bit; it must not know plans, kernels or devices.
+
+Rows come in blocks of 16, k in blocks of 128; one (row block, k block) is a *unit*: the codes in fragment order (see fragments.py),
+then the group scales and zero points of its rows, so that one contiguous copy brings everything a warp needs. Eight row blocks
+(128 rows) form a panel; a panel stores its units k block by k block: [panel][k block][row block][unit]. The last panel holds only
+the row blocks that exist. Bit drawings: docs/FORMATS.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from types import EllipsisType
+
+import torch
+
+from lowbit.errors import BadInput, Unsupported
+from lowbit.layout.fragments import UNIT_K, UNIT_ROWS, FragmentMap
+from lowbit.weights import QuantWeight, WeightSpec
+
+PANEL_BLOCKS = 8
+VERSION = 1  # part of the tag: raise it whenever the meaning of the bytes changes
+LANES = 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the weights of one layer lie in memory: a pure function of (spec, n, k, operand width)."""
+
+    spec: WeightSpec
+    n: int
+    k: int
+    operand_bits: int = 16
+
+    def __post_init__(self) -> None:
+        if self.operand_bits not in (8, 16):
+            raise BadInput(f"operand_bits must be 8 or 16; got {self.operand_bits}")
+        if self.n < 1 or self.k < 1:
+            raise BadInput(f"a layout needs n >= 1 and k >= 1; got {self.n}x{self.k}")
+        if self.spec.act_order:
+            raise Unsupported([f"packing needs groups in natural order; {self.spec} has a group index per k"])
+        if self.grouped and self.step < 1:
+            raise Unsupported([f"group sizes must be multiples of 8; {self.spec} has {self.spec.k}"])
+
+    @property
+    def tag(self) -> str:
+        """Identifies the meaning of the bytes; an op refuses a buffer with another tag."""
+        return f"lowbit{VERSION}:{self.spec}:{self.n}x{self.k}:a{self.operand_bits}"
+
+    @property
+    def fragments(self) -> FragmentMap:
+        return FragmentMap(self.operand_bits)
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.n // UNIT_ROWS)
+
+    @property
+    def k_blocks(self) -> int:
+        return -(-self.k // UNIT_K)
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Codes are cut into fields of 1, 2, 4 or 8 bits, the lowest bits first: 6 = 4 + 2."""
+        bits = self.spec.value.bits
+        return (8,) if bits == 8 else tuple(w for w in (4, 2, 1) if bits & w)
+
+    @property
+    def grouped(self) -> bool:
+        """Scales travel inside the units (they vary along k, or a second level takes the channel's place)."""
+        return self.spec.k != 0 or self.spec.scale2 != "none" or self.spec.zero != "none"
+
+    @property
+    def step(self) -> int:
+        """k values that share a scale inside a unit: the largest divisor of both the group and the unit; 0 without group scales."""
+        return math.gcd(self.spec.k, UNIT_K) // 8 * 8 if self.grouped else 0
+
+    @property
+    def steps(self) -> int:
+        """Scales of one row in a unit."""
+        return UNIT_K // self.step if self.grouped else 0
+
+    @property
+    def code_bytes(self) -> int:
+        return UNIT_ROWS * UNIT_K // 8 * self.spec.value.bits
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of all group scales of a unit."""
+        return UNIT_ROWS * self.steps * self.spec.scale.storage.itemsize if self.grouped else 0
+
+    @property
+    def zero_bytes(self) -> int:
+        """Of all zero points of a unit: one byte each for integers, float32 otherwise."""
+        return {"none": 0, "int": UNIT_ROWS * self.steps, "float": UNIT_ROWS * self.steps * 4}[self.spec.zero]
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.code_bytes + self.scale_bytes + self.zero_bytes
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.row_blocks * self.k_blocks * self.unit_bytes
+
+    @property
+    def has_channel(self) -> bool:
+        """A float32 factor per row is applied after the sum over k."""
+        return not self.grouped or self.spec.scale2 != "none"
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """`units` uint8 (E, expert_bytes) and, where layout.has_channel, `channel` float32 (E, n): scale or second-level scale per row."""
+
+    layout: Layout
+    experts: int | None
+    units: torch.Tensor
+    channel: torch.Tensor | None
+
+    def __post_init__(self) -> None:
+        e = self.experts or 1
+        if self.units.dtype != torch.uint8 or tuple(self.units.shape) != (e, self.layout.expert_bytes):
+            raise BadInput(
+                f"packed units must be uint8 {(e, self.layout.expert_bytes)} for {self.layout.tag}; "
+                f"got {self.units.dtype} {tuple(self.units.shape)}"
+            )
+        if (self.channel is not None) != self.layout.has_channel:
+            raise BadInput(f"{self.layout.tag} {'needs' if self.layout.has_channel else 'has no'} channel scales")
+        if self.channel is not None and (
+            self.channel.dtype != torch.float32 or tuple(self.channel.shape) != (e, self.layout.n)
+        ):
+            raise BadInput(
+                f"channel scales must be float32 {(e, self.layout.n)}; got {self.channel.dtype} {tuple(self.channel.shape)}"
+            )
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.units.nbytes + (self.channel.nbytes if self.channel is not None else 0)
+
+
+def stored_codes(spec: WeightSpec, codes: torch.Tensor) -> torch.Tensor:
+    """Codes as the kernels want them; its own inverse. Signed integers are stored with the sign bit flipped
+    (value + 2^(bits-1)), so that one subtraction removes offset and bias together; all others as they are."""
+    value = spec.value
+    return codes ^ (1 << (value.bits - 1)) if value.kind == "int" else codes
+
+
+def pack(qw: QuantWeight, operand_bits: int = 16) -> PackedWeight:
+    """QuantWeight -> PackedWeight on the same device; peak memory is the result plus one chunk of 1024 rows."""
+    layout = Layout(qw.spec, qw.n, qw.k, operand_bits)
+    e = qw.experts or 1
+    units = torch.empty((e, layout.expert_bytes), dtype=torch.uint8, device=qw.codes.device)
+    chunk = PANEL_BLOCKS * UNIT_ROWS * 8
+    for expert in range(e):
+        for row in range(0, qw.n, chunk):
+            rows = slice(row, min(row + chunk, qw.n))
+            start = row // UNIT_ROWS * layout.k_blocks * layout.unit_bytes
+            block = _pack_rows(layout, qw, expert, rows)
+            units[expert, start : start + block.numel()] = block.view(-1)
+    return PackedWeight(layout, qw.experts, units, _channel(layout, qw))
+
+
+def unpack(packed: PackedWeight) -> QuantWeight:
+    """The exact inverse of `pack`."""
+    layout, spec = packed.layout, packed.layout.spec
+    e = packed.experts or 1
+    codes, scales, zeros = [], [], []
+    for expert in range(e):
+        units = _row_major(layout, packed.units[expert])
+        values = _merge_planes(layout, units[..., : layout.code_bytes])[: layout.n, : layout.k]
+        codes.append(stored_codes(spec, values))
+        side = units[..., layout.code_bytes :]
+        if layout.grouped:
+            scales.append(_collect(layout, side[..., : layout.scale_bytes], spec.scale.storage))
+        if spec.zero != "none":
+            dtype = torch.float32 if spec.zero == "float" else torch.int8 if spec.value.kind == "int" else torch.uint8
+            zeros.append(_collect(layout, side[..., layout.scale_bytes :], dtype))
+    channel = packed.channel
+    if layout.grouped:
+        scale, scale2 = torch.stack(scales), channel
+        if channel is not None and spec.scale2 == "tensor":
+            scale2 = channel[:, 0].contiguous()
+    else:
+        if channel is None:
+            raise BadInput(f"{layout.tag} needs channel scales")
+        rows = spec.rows or layout.n
+        scale, scale2 = _narrow(spec, channel[:, ::rows, None].contiguous()), None
+    zero = None if not zeros else torch.stack(zeros)
+    if zero is not None and spec.zero == "int":
+        zero = zero.to(torch.int16)
+    return QuantWeight.from_values(spec, torch.stack(codes), scale, zeros=zero, scale2=scale2, experts=packed.experts)
+
+
+# ---- codes ----------------------------------------------------------------------------------------------------------------------
+
+
+def _pack_rows(layout: Layout, qw: QuantWeight, expert: int, rows: slice) -> torch.Tensor:
+    """Units of whole panels of rows (the last one may be short), in storage order."""
+    values = stored_codes(layout.spec, qw.code_values(expert, rows))
+    zero_code = int(stored_codes(layout.spec, layout.spec.value.encode(torch.zeros(1)).to(torch.uint8)).item())
+    blocks = -(-values.shape[0] // UNIT_ROWS)
+    padded = _pad(values, blocks * UNIT_ROWS, layout.k_blocks * UNIT_K, zero_code)
+    parts = [_split_planes(layout, padded)]
+    if layout.grouped:
+        parts.append(_spread(layout, qw.scales[expert], rows, blocks))
+    if layout.spec.zero != "none" and qw.zeros is not None:
+        dtype = (
+            torch.float32
+            if layout.spec.zero == "float"
+            else torch.int8
+            if layout.spec.value.kind == "int"
+            else torch.uint8
+        )
+        parts.append(_spread(layout, qw.zeros[expert].to(dtype), rows, blocks))
+    return _panels(torch.cat(parts, -1))
+
+
+def _pad(t: torch.Tensor, rows: int, columns: int, value: int) -> torch.Tensor:
+    if t.shape == (rows, columns):
+        return t
+    out = torch.full((rows, columns), value, dtype=t.dtype, device=t.device)
+    out[: t.shape[0], : t.shape[1]] = t
+    return out
+
+
+def _slot_bits(view: torch.Tensor, steps: int) -> torch.Tensor:
+    """(..., steps, 2, 2, e) -> (..., 2, 2, ..., 2, e): one axis per bit of the slot number, highest first."""
+    split: torch.Tensor = view.unflatten(4, (2,) * (steps.bit_length() - 1))  # type: ignore[no-untyped-call]
+    return split
+
+
+def _slot(i: int, digits: int) -> tuple[EllipsisType | int | slice, ...]:
+    """The index that fixes the last `digits` bits of the slot number to those of `i`."""
+    return (..., *((i >> (digits - 1 - d)) & 1 for d in range(digits)), slice(None))
+
+
+def _split_planes(layout: Layout, codes: torch.Tensor) -> torch.Tensor:
+    """uint8 (blocks*16, k_blocks*128) -> uint8 (blocks, k_blocks, code_bytes)."""
+    fragments = layout.fragments
+    word = torch.int16 if layout.operand_bits == 16 else torch.uint8  # one element's field of a 32-bit word
+    view = _slot_bits(fragments.split(codes), fragments.steps)
+    blocks, k_blocks = view.shape[:2]
+    parts, shift = [], 0
+    for width in layout.planes:
+        per_word = layout.operand_bits // width
+        digits = per_word.bit_length() - 1
+        fields: torch.Tensor | None = None
+        for i in range(per_word):
+            part = view[_slot(i, digits)]
+            part = (part >> shift) & ((1 << width) - 1) if len(layout.planes) > 1 else part
+            part = part.to(word) << (width * i) if i else part.to(word)
+            fields = part if fields is None else fields.bitwise_or_(part)
+        if fields is None:
+            raise BadInput(f"plane width {width} does not fit operands of {layout.operand_bits} bits")
+        words = fragments.slots // per_word
+        vector = min(4, words)
+        lanes = fields.reshape(blocks, k_blocks, LANES, words // vector, vector * fragments.elements)
+        parts.append(lanes.transpose(2, 3).contiguous().view(torch.uint8).view(blocks, k_blocks, -1))
+        shift += width
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _merge_planes(layout: Layout, data: torch.Tensor) -> torch.Tensor:
+    """Inverse of `_split_planes`."""
+    fragments = layout.fragments
+    word = torch.int16 if layout.operand_bits == 16 else torch.uint8
+    blocks, k_blocks = data.shape[:2]
+    bits = (2,) * (fragments.slots.bit_length() - 1)
+    codes = torch.zeros((blocks, k_blocks, 8, 4, *bits, fragments.elements), dtype=torch.uint8, device=data.device)
+    shift, start = 0, 0
+    for width in layout.planes:
+        per_word = layout.operand_bits // width
+        digits = per_word.bit_length() - 1
+        words = fragments.slots // per_word
+        vector = min(4, words)
+        size = UNIT_ROWS * UNIT_K // 8 * width
+        lanes = (
+            data[..., start : start + size]
+            .contiguous()
+            .view(word)
+            .view(blocks, k_blocks, words // vector, LANES, vector * fragments.elements)
+        )
+        fields = lanes.transpose(2, 3).reshape(blocks, k_blocks, 8, 4, *bits[: len(bits) - digits], fragments.elements)
+        for i in range(per_word):
+            target = codes[_slot(i, digits)]
+            target |= ((fields >> (width * i)) & ((1 << width) - 1)).to(torch.uint8) << shift
+        shift += width
+        start += size
+    view = codes.view(blocks, k_blocks, 8, 4, fragments.steps, 2, 2, fragments.elements)
+    return fragments.join(view)
+
+
+# ---- scales and zero points -----------------------------------------------------------------------------------------------------
+
+
+def _spread(layout: Layout, t: torch.Tensor, rows: slice, blocks: int) -> torch.Tensor:
+    """(row groups, k groups) of one expert -> bytes (blocks, k_blocks, [g][step][row g, row g+8]); padding is zero bytes."""
+    spec = layout.spec
+    row_index = torch.arange(rows.start, rows.stop, device=t.device) // (spec.rows or layout.n)
+    starts = torch.arange(0, layout.k, layout.step, device=t.device)
+    k_index = starts // (spec.k or layout.k)
+    full = torch.zeros((blocks * UNIT_ROWS, layout.k_blocks * layout.steps), dtype=t.dtype, device=t.device)
+    full[: row_index.numel(), : k_index.numel()] = t[row_index][:, k_index]
+    view = full.view(blocks, 2, 8, layout.k_blocks, layout.steps).permute(0, 3, 2, 4, 1).contiguous()
+    return view.view(torch.uint8).view(blocks, layout.k_blocks, -1)
+
+
+def _collect(layout: Layout, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Inverse of `_spread` over all rows of an expert."""
+    spec = layout.spec
+    view = data.contiguous().view(dtype).view(layout.row_blocks, layout.k_blocks, 8, layout.steps, 2)
+    full = view.permute(0, 4, 2, 1, 3).reshape(layout.row_blocks * UNIT_ROWS, -1)
+    rows = torch.arange(0, layout.n, spec.rows or layout.n, device=data.device)
+    groups = torch.arange(0, layout.k, spec.k or layout.k, device=data.device) // layout.step
+    return full[rows][:, groups].contiguous()
+
+
+def _channel(layout: Layout, qw: QuantWeight) -> torch.Tensor | None:
+    if not layout.has_channel:
+        return None
+    e = qw.experts or 1
+    if layout.grouped:  # second level
+        if qw.scale2 is None:
+            raise BadInput(f"{qw.spec} needs a second-level scale")
+        return qw.scale2.float().view(e, -1).expand(e, qw.n).contiguous()
+    rows = torch.arange(qw.n, device=qw.scales.device) // (qw.spec.rows or qw.n)
+    wide = qw.spec.scale.decode(qw.scales) if qw.scales.dtype == torch.uint8 else qw.scales.float()
+    return wide[:, rows, 0].contiguous()
+
+
+def _narrow(spec: WeightSpec, channel: torch.Tensor) -> torch.Tensor:
+    """float32 channel scales back to the storage type they came from; exact because they came from it."""
+    return spec.scale.encode(channel) if spec.scale.storage == torch.uint8 else channel.to(spec.scale.storage)
+
+
+# ---- panels ---------------------------------------------------------------------------------------------------------------------
+
+
+def _panels(units: torch.Tensor) -> torch.Tensor:
+    """(row blocks, k_blocks, bytes) -> flat bytes in the order [panel][k block][row block]."""
+    blocks, k_blocks, size = units.shape
+    whole = blocks // PANEL_BLOCKS * PANEL_BLOCKS
+    parts = [units[:whole].view(-1, PANEL_BLOCKS, k_blocks, size).transpose(1, 2).reshape(-1)]
+    if whole < blocks:
+        parts.append(units[whole:].transpose(0, 1).reshape(-1))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _row_major(layout: Layout, flat: torch.Tensor) -> torch.Tensor:
+    """Inverse of `_panels` over a whole expert: flat bytes -> (row blocks, k_blocks, unit_bytes)."""
+    whole = layout.row_blocks // PANEL_BLOCKS * PANEL_BLOCKS
+    cut = whole * layout.k_blocks * layout.unit_bytes
+    head = flat[:cut].view(-1, layout.k_blocks, PANEL_BLOCKS, layout.unit_bytes).transpose(1, 2)
+    parts = [head.reshape(whole, layout.k_blocks, layout.unit_bytes)]
+    if whole < layout.row_blocks:
+        parts.append(flat[cut:].view(layout.k_blocks, -1, layout.unit_bytes).transpose(0, 1))
+    return torch.cat(parts)

@@ -1,0 +1,185 @@
+"""Linear: a packed weight, its kernels and a bias as an nn.Module that can be saved, copied, moved, traced and captured.
+
+Wiring around ops/gemm.py; it must not know kernels, plans or checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.errors import BadInput, BadType
+from lowbit.layout.pack import Layout, PackedWeight, pack, unpack
+from lowbit.ops import gemm
+from lowbit.weights import QuantWeight, WeightSpec, spec
+
+
+class Linear(nn.Module):
+    """y = x w^T + bias with quantised weights: x (..., K) of the activation type -> y (..., N).
+
+    qw: a dense QuantWeight (N, K); it is packed on the device where it lies and not kept. bias: float (N,), kept in float32.
+    act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16 or torch.float16, default x's.
+    On CUDA tensors it runs the compiled kernels, on CPU tensors the reference. Any number of tokens, including none; inference only.
+
+    The state dict holds `units` (uint8, packed), `channel` and `bias` (float32, where there are any) and `tag` (uint8 text naming the
+    layout); it loads into a Linear of the same layout on any machine, see `Linear.empty`. Casts such as `.half()` leave them alone.
+    Weights may be changed in place (load_state_dict, copy_) at any time; pointers stay, captured graphs see the new weights.
+
+    Raises BadInput, BadType or Unsupported at construction.
+    """
+
+    units: Tensor
+    channel: Tensor | None
+    bias: Tensor | None
+    tag: Tensor
+
+    def __init__(
+        self, qw: QuantWeight, bias: Tensor | None = None, act: str = "bf16", *, out_dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        if not isinstance(qw, QuantWeight):
+            raise BadType(f"Linear takes a QuantWeight, as lowbit.quantize returns; got {type(qw).__name__}")
+        if qw.experts is not None:
+            raise BadInput(f"Linear takes one weight (N, K); got {qw.experts} experts: use one Linear per expert")
+        self._set_up(qw.spec, qw.n, qw.k, act, out_dtype, qw.device)
+        if bias is not None:
+            bias = gemm.check_bias(bias, qw.n)
+            if bias.device != qw.device:
+                raise BadInput(f"bias and weights must be on one device; got {bias.device} and {qw.device}")
+            bias = bias.clone()  # never an alias of the caller's tensor
+        packed = pack(qw)
+        self._register(packed.units, packed.channel, bias)
+
+    @classmethod
+    def empty(
+        cls,
+        weight_spec: str | WeightSpec,
+        n: int,
+        k: int,
+        *,
+        bias: bool = False,
+        act: str = "bf16",
+        out_dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Linear:
+        """A Linear of that layout with zeroed tensors, to load a state dict into."""
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        device = torch.device(device)
+        self._set_up(spec(weight_spec), n, k, act, out_dtype, device)
+        layout = self.layout
+        units = torch.zeros((1, layout.expert_bytes), dtype=torch.uint8, device=device)
+        channel = torch.zeros((1, n), device=device) if layout.has_channel else None
+        self._register(units, channel, torch.zeros(n, device=device) if bias else None)
+        return self
+
+    def _set_up(
+        self, weight_spec: WeightSpec, n: int, k: int, act: str, out_dtype: torch.dtype | None, device: torch.device
+    ) -> None:
+        out = gemm.out_name(act, out_dtype)
+        gemm.check_act(act, out)
+        self.layout = Layout(weight_spec, n, k)
+        self.act, self.out = act, out
+        self._seen: tuple[int, ...] | None = None  # the weights as the last call found them
+        if device.type == "cuda":
+            gemm.runner(weight_spec, n, k, act, out, _index(device))  # refuses here, not at the first request
+
+    def _register(self, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> None:
+        self.register_buffer("units", units)
+        self.register_buffer("channel", channel)
+        self.register_buffer("bias", bias)
+        self.register_buffer("tag", torch.tensor(list(self.layout.tag.encode()), dtype=torch.uint8))
+
+    @property
+    def in_features(self) -> int:
+        return self.layout.k
+
+    @property
+    def out_features(self) -> int:
+        return self.layout.n
+
+    @property
+    def spec(self) -> WeightSpec:
+        return self.layout.spec
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., K) -> (..., N). Raises BadInput or BadType for an x that does not fit."""
+        layout = self.layout
+        gemm.check_input(x, layout.k, self.act)
+        units = self.units
+        if torch.compiler.is_compiling():
+            y: Tensor = torch.ops.lowbit.gemm(
+                x, units, self.channel, self.bias, str(layout.spec), layout.n, self.act, self.out
+            )
+            return y
+        # A kernel may read weights before the kernel ahead of it has ended, unless that one may just have written them.
+        seen = (
+            units.data_ptr(),
+            _version(units),
+            _version(self.channel),
+            _version(self.bias),
+            torch._C._cuda_getCurrentRawStream(units.device.index) if units.is_cuda else 0,
+        )
+        overlap = seen == self._seen
+        y = gemm.run(x, units, self.channel, self.bias, layout, self.act, self.out, overlap=overlap)
+        self._seen = seen
+        return y
+
+    def packed(self) -> PackedWeight:
+        """The weights as packed tensors (shared, not copied)."""
+        return PackedWeight(self.layout, None, self.units, self.channel)
+
+    def quant_weight(self) -> QuantWeight:
+        """The canonical weights, unpacked anew."""
+        return unpack(self.packed())
+
+    def extra_repr(self) -> str:
+        return f"{self.layout.k} -> {self.layout.n}, {self.layout.spec} x {self.act} -> {self.out}, bias={self.bias is not None}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        # Casts of a whole model must not touch float32 scales and bias: they pass as integers.
+        def keep_dtype(t: Tensor) -> Tensor:
+            return fn(t.view(torch.int32)).view(torch.float32) if t.dtype == torch.float32 else fn(t)
+
+        super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+        self._seen = None
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None}
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tag = state_dict.get(prefix + "tag")
+        found = (
+            bytes(tag.tolist()).decode(errors="replace")
+            if isinstance(tag, Tensor) and tag.dtype == torch.uint8
+            else None
+        )
+        if found != self.layout.tag:
+            what = "no layout tag" if found is None else f"layout {found!r}"
+            remedy = "build it with Linear.empty of the saved spec and shape"
+            error_msgs.append(f"{prefix or 'Linear'}: the saved weights have {what}, this layer needs {self.layout.tag!r}: {remedy}")
+            return
+        lists = (missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+
+
+def _version(t: Tensor | None) -> int:
+    """Counts in-place changes; tensors made in inference mode do not count, so they must not change."""
+    return -1 if t is None or t.is_inference() else t._version
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

@@ -1,0 +1,250 @@
+"""y = x w^T on tensors: the eager path to the launcher, the torch custom op for tracing, and what both check.
+
+Knows tensors, streams and packed weights; it must not know modules (nn/) or checkpoints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lowbit import reference
+from lowbit.arch import Arch, arch_of_capability
+from lowbit.errors import BadInput, BadType, Unsupported
+from lowbit.jit.cache import Cache
+from lowbit.jit.generate import generate
+from lowbit.jit.module import Launch, load
+from lowbit.layout.pack import Layout, PackedWeight, unpack
+from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
+from lowbit.plan.plan import launch_geometry
+from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem
+from lowbit.weights import WeightSpec
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Params(ctypes.Structure):
+    """The kernels' one argument; the same fields as lowbit::Params in cuda/types.cuh."""
+
+    _fields_ = (
+        ("units", ctypes.c_void_p),
+        ("channel", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("x_pitch", ctypes.c_uint64),
+        ("m", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+def problem_of(layout: Layout, act: str, out: str, arch: Arch) -> Problem:
+    """What the kernel computes: k rounded up to 8, so that rows of x are multiples of 16 bytes (the padding meets codes of value zero)."""
+    return Problem(layout.spec, act, out, layout.n, -(-layout.k // 8) * 8, arch)
+
+
+@lru_cache(maxsize=64)
+def device_arch(index: int) -> Arch:
+    """The chip of CUDA device `index`, with its own number of SMs."""
+    properties = torch.cuda.get_device_properties(index)
+    return arch_of_capability(properties.major, properties.minor, properties.multi_processor_count)
+
+
+class Runner:
+    """The kernels of one (layout, activation, output) on one device; each is compiled when first needed.
+
+    Thread-safe: every thread fills argument structs of its own.
+    """
+
+    def __init__(self, layout: Layout, act: str, out: str, index: int) -> None:
+        self.problem = problem_of(layout, act, out, device_arch(index))
+        self.layout = layout
+        self.index = index
+        self.x_dtype, self.y_dtype = DTYPES[act], DTYPES[out]
+        self._local = threading.local()
+
+    def __call__(
+        self, x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, *, overlap: bool
+    ) -> Tensor:
+        """x (M, K), aligned as `rows_of` leaves it -> y (M, N). `overlap`: weights were complete before the previous kernel began."""
+        m = x.shape[0]
+        y = torch.empty((m, self.problem.n), dtype=self.y_dtype, device=x.device)
+        if m == 0:
+            return y
+        launch, row_tiles, tokens = self._launch(m, overlap)
+        params = launch.params
+        params.units = units.data_ptr()
+        params.channel = None if channel is None else channel.data_ptr()
+        params.bias = None if bias is None else bias.data_ptr()
+        params.x = x.data_ptr()
+        params.y = y.data_ptr()
+        params.x_pitch = x.stride(0) * 2
+        params.m = m
+        launch(row_tiles, -(-m // tokens), torch._C._cuda_getCurrentRawStream(self.index))
+        return y
+
+    def _launch(self, m: int, overlap: bool) -> tuple[Launch, int, int]:
+        launches: dict[tuple[int, bool], tuple[Launch, int, int]] | None = getattr(self._local, "launches", None)
+        if launches is None:
+            launches = self._local.launches = {}
+        key = (bucket(m), overlap)
+        found = launches.get(key)
+        if found is None:
+            found = launches[key] = self._prepare(m, overlap)
+        if -(-m // found[2]) > MAX_GRID_Y:
+            raise BadInput(f"one call takes at most {MAX_GRID_Y * found[2]} tokens; got {m}: split the batch")
+        return found
+
+    def _prepare(self, m: int, overlap: bool) -> tuple[Launch, int, int]:
+        plan = choose(self.problem, m)
+        compiled = Cache().get_or_compile(generate(self.problem, plan))
+        kernel = load(compiled, self.index)
+        pdl = overlap and self.problem.arch.bulk
+        geometry = launch_geometry(self.problem, plan, m)
+        launch = kernel.prepare(Params(), (geometry.block, 1, 1), geometry.smem, cluster=geometry.cluster, pdl=pdl)
+        return launch, geometry.grid_x, plan.tokens
+
+    def warm(self, max_m: int) -> None:
+        """Compile and load every kernel for 1 <= M <= max_m, in parallel processes."""
+        from lowbit.jit.pool import compile_many
+
+        sizes = [b for b in BUCKETS if bucket(b) <= bucket(max_m)]
+        compile_many([generate(self.problem, choose(self.problem, b)) for b in sizes])
+        for size in sizes:
+            self._launch(size, True)
+
+
+@lru_cache(maxsize=4096)
+def runner(spec: WeightSpec, n: int, k: int, act: str, out: str, index: int) -> Runner:
+    """The process's runner for these values; layers of one shape share kernels."""
+    layout = Layout(spec, n, k)
+    arch = device_arch(index)
+    from lowbit.problem import check
+
+    check(spec, act, arch)
+    return Runner(layout, act, out, index)
+
+
+def rows_of(x: Tensor, k: int) -> Tensor:
+    """x (..., k) as rows a kernel can read: (M, k8) of unit stride, 16-byte aligned rows; a view where that is possible."""
+    rows = x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
+    if k % 8:
+        return torch.nn.functional.pad(rows, (0, -k % 8))
+    if rows.stride(1) == 1 and rows.stride(0) % 8 == 0 and rows.stride(0) >= 0 and rows.data_ptr() % 16 == 0:
+        return rows
+    return rows.contiguous() if not rows.is_contiguous() else rows.clone(memory_format=torch.contiguous_format)
+
+
+def check_input(x: Tensor, k: int, act: str) -> None:
+    """One clear error for an x that does not fit the weights. Raises BadInput or BadType."""
+    if not isinstance(x, Tensor):
+        raise BadType(f"x must be a tensor; got {type(x).__name__}")
+    if x.dtype != DTYPES[act]:
+        raise BadType(
+            f"x must be {DTYPES[act]} for act={act!r}; got {x.dtype}: convert x, or build the layer with act={NAMES.get(x.dtype, act)!r}"
+        )
+    if x.dim() < 1 or x.shape[-1] != k:
+        raise BadInput(f"the last dimension of x must be k={k}; got x of shape {tuple(x.shape)}")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise BadInput("lowbit computes no gradients and x requires one; call under torch.no_grad() or pass x.detach()")
+
+
+def check_act(act: str, out: str) -> None:
+    """Raises Unsupported for an activation or output type that no kernel has."""
+    if act not in ACTIVATIONS:
+        raise Unsupported([f"act must be one of {', '.join(ACTIVATIONS)}; got {act!r}"])
+    if out not in OUTPUTS:
+        raise Unsupported([f"the output must be one of {', '.join(OUTPUTS)}; got {out!r}"])
+
+
+def out_name(act: str, out_dtype: torch.dtype | None) -> str:
+    """The output type's name; by default the activation's."""
+    if out_dtype is None:
+        return act
+    if out_dtype not in NAMES:
+        raise BadType(f"out_dtype must be torch.bfloat16 or torch.float16; got {out_dtype}")
+    return NAMES[out_dtype]
+
+
+def run(
+    x: Tensor,
+    units: Tensor,
+    channel: Tensor | None,
+    bias: Tensor | None,
+    layout: Layout,
+    act: str,
+    out: str,
+    *,
+    overlap: bool = False,
+) -> Tensor:
+    """y (..., N) = x (..., K) w^T + bias on the tensors' device: kernels on CUDA, the reference on the CPU."""
+    if x.device != units.device:
+        raise BadInput(f"x and the weights must be on one device; got x on {x.device}, weights on {units.device}")
+    if x.is_cuda:
+        index = x.device.index
+        call = runner(layout.spec, layout.n, layout.k, act, out, index)
+        if torch._C._cuda_getDevice() == index:
+            y = call(rows_of(x, layout.k), units, channel, bias, overlap=overlap)
+        else:
+            with torch.cuda.device(index):
+                y = call(rows_of(x, layout.k), units, channel, bias, overlap=overlap)
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], layout.n)
+    qw = unpack(PackedWeight(layout, None, units, channel))
+    return reference.matmul(x, qw, act=act, bias=bias, out_dtype=DTYPES[out])
+
+
+@torch.library.custom_op("lowbit::gemm", mutates_args=())
+def gemm_op(
+    x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, spec: str, n: int, act: str, out: str
+) -> Tensor:
+    """The traced form of `run`: x (..., K) -> (..., n)."""
+    return run(x, units, channel, bias, Layout(WeightSpec.parse(spec), n, x.shape[-1]), act, out)
+
+
+@gemm_op.register_fake
+def _(
+    x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, spec: str, n: int, act: str, out: str
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n), dtype=DTYPES[out])
+
+
+def matmul(
+    x: Tensor,
+    packed: PackedWeight,
+    *,
+    act: str = "bf16",
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """(..., K) x packed (N, K) -> (..., N), for weights packed by `lowbit.pack`.
+
+    x is of the activation type; `bias` float (N,), applied in float32 before the one rounding to `out_dtype` (default: x's).
+    Raises BadInput, BadType, Unsupported.
+    """
+    out = out_name(act, out_dtype)
+    check_act(act, out)
+    layout = packed.layout
+    check_input(x, layout.k, act)
+    if packed.experts is not None:
+        raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")
+    if bias is not None:
+        bias = check_bias(bias, layout.n).to(x.device)
+    if torch.compiler.is_compiling():
+        return torch.ops.lowbit.gemm(x, packed.units, packed.channel, bias, str(layout.spec), layout.n, act, out)  # type: ignore[no-any-return]
+    return run(x, packed.units, packed.channel, bias, layout, act, out)
+
+
+def check_bias(bias: Tensor, n: int) -> Tensor:
+    """The bias as float32 (n,). Raises BadType, BadInput."""
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        raise BadType(
+            f"bias must be a float tensor; got {bias.dtype if isinstance(bias, Tensor) else type(bias).__name__}"
+        )
+    if tuple(bias.shape) != (n,):
+        raise BadInput(f"bias must have shape ({n},); got {tuple(bias.shape)}")
+    return bias.detach().to(torch.float32).contiguous()

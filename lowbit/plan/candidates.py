@@ -1,0 +1,93 @@
+"""Which plans are worth looking at for a problem and a number of tokens.
+
+Enumerates, drops what cannot be good, keeps what is legal; it must not know which is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from lowbit.plan.plan import Plan, illegal, layout_of
+from lowbit.problem import Problem
+
+BUCKETS = (
+    1,
+    8,
+    16,
+    32,
+    64,
+    128,
+)  # one kernel serves all M up to each of these, the last all beyond: six kernels a layer
+LAST_M = 512  # what the last bucket's kernel is chosen for
+STREAM_TOKENS = 32  # the largest token tile of `stream`
+_ROW_WARPS = (1, 2, 3, 4, 5, 7, 8, 9, 14, 15)  # also odd ones, so that some row tile fills the SMs in one balanced wave
+_FLIGHT = 48 * 1024  # bytes of weights in flight that an SM needs; beyond 200 KB more never helped (H200)
+_MOST_FLIGHT = 200 * 1024
+
+
+def bucket(m: int) -> int:
+    """The largest M that shares a kernel with `m`."""
+    return next((b for b in BUCKETS if m <= b), BUCKETS[-1])
+
+
+def candidates(problem: Problem, m: int) -> list[Plan]:
+    """Legal plans for about `m` tokens, in a fixed order."""
+    return [plan for plan in enumerate_plans(problem, m) if not illegal(problem, plan)]
+
+
+def rejected(problem: Problem, m: int) -> list[tuple[Plan, tuple[str, ...]]]:
+    """Enumerated plans that are not legal, with their reasons."""
+    pairs = ((plan, illegal(problem, plan)) for plan in enumerate_plans(problem, m))
+    return [(plan, reasons) for plan, reasons in pairs if reasons]
+
+
+def enumerate_plans(problem: Problem, m: int) -> Iterator[Plan]:
+    """Plans of both families whose shape suits the layer; not all of them are legal."""
+    tokens = bucket(m)
+    if tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
+        yield from _stream(problem, min(tokens, STREAM_TOKENS))
+    for narrower in sorted({max(8, tokens), max(8, tokens // 2), max(8, tokens // 4)}, reverse=True):
+        yield from _tile(narrower)
+    # Small plans that are legal wherever anything is: the last resort of the smallest layers and chips.
+    yield Plan("stream", min(tokens, 8), 1, 1, stages=2)
+    yield Plan("tile_mma", 8, 1, 2, stages=2)
+
+
+def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:
+    arch, layout = problem.arch, layout_of(problem)
+    unit, row_blocks = layout.unit_bytes, layout.row_blocks
+    enough = min(_FLIGHT, layout.expert_bytes // arch.sms // 2)
+    for blocks_per_sm, warp_blocks, row_warps, k_warps in product((1, 2), (1, 2, 4), _ROW_WARPS, (1, 2, 4, 8, 16)):
+        warps = row_warps * k_warps
+        if not 4 <= warps <= 18 or 32 * warps * blocks_per_sm > arch.threads_per_sm:
+            continue
+        row_tiles = -(-row_blocks // (row_warps * warp_blocks))
+        for split in (1, 2, 4, 8) if arch.clusters else (1,):
+            blocks, sms = row_tiles * split, arch.sms if split <= 2 else arch.sms * 10 // 11
+            if split > 1 and blocks > 2 * sms * blocks_per_sm:
+                continue  # cutting k costs; it only pays where rows alone do not fill the chip
+            for stages in (2, 3, 4):
+                ring = warps * stages * warp_blocks * unit
+                if enough <= ring * blocks_per_sm <= _MOST_FLIGHT:
+                    yield Plan("stream", tokens, warp_blocks, row_warps, k_warps=k_warps, split=split, stages=stages,
+                               x_chunks=4 if arch.bulk and tokens > 4 else 1, blocks_per_sm=blocks_per_sm)  # fmt: skip
+
+
+def _tile(tokens: int) -> Iterator[Plan]:
+    # Narrow token tiles let all warps share the rows; wide ones split tokens, so that each conversion serves more products.
+    shapes = (
+        ((8, 1, 1), (4, 1, 2), (4, 1, 1), (2, 1, 2), (2, 1, 1))
+        if tokens < 64
+        else ((4, 2, 2), (2, 4, 2), (2, 2, 2), (4, 2, 1), (2, 2, 1))
+    )
+    for (row_warps, token_warps, warp_blocks), stages, blocks_per_sm in product(shapes, (4, 3, 2), (1, 2)):
+        yield Plan(
+            "tile_mma",
+            tokens,
+            warp_blocks,
+            row_warps,
+            token_warps=token_warps,
+            stages=stages,
+            blocks_per_sm=blocks_per_sm,
+        )

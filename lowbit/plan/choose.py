@@ -1,0 +1,68 @@
+"""Which plan a layer uses for how many tokens, and why.
+
+Enumerates, filters, scores, explains; a pure function of the problem, so that every rank and every run choose alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lowbit.errors import BadInput, Unsupported
+from lowbit.plan.candidates import BUCKETS, LAST_M, bucket, candidates, rejected
+from lowbit.plan.cost import Cost, estimate
+from lowbit.plan.plan import FAMILIES, Plan
+from lowbit.problem import Problem, unsupported
+
+__all__ = ["BUCKETS", "MAX_GRID_Y", "Choice", "bucket", "choose", "explain"]
+
+MAX_GRID_Y = 65535
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan for a bucket of M, and the runners-up with their estimates."""
+
+    plan: Plan
+    cost: Cost
+    others: tuple[tuple[Plan, Cost], ...]
+    rejected: tuple[tuple[Plan, tuple[str, ...]], ...]
+
+
+def choose(problem: Problem, m: int) -> Plan:
+    """The plan for `m` tokens (M >= 1). Raises Unsupported with the reasons if nothing can compute the problem."""
+    return _choose(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
+
+
+def explain(problem: Problem, m: int) -> Choice:
+    """As `choose`, with the estimates of every legal plan, best first, and the reasons against the others."""
+    ranked = _ranked(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
+    return Choice(ranked[0][0], ranked[0][1], tuple(ranked[1:]), tuple(rejected(problem, bucket(m))))
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: Problem, m: int, forced: str) -> Plan:
+    return _ranked(problem, m, forced)[0][0]
+
+
+def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]]:
+    reasons = unsupported(problem.spec, problem.act, problem.arch)
+    if reasons:
+        raise Unsupported(reasons)
+    plans = candidates(problem, m)
+    if forced:
+        if forced not in FAMILIES:
+            raise BadInput(f"LOWBIT_PLAN must name a kernel family, one of {', '.join(FAMILIES)}; got {forced!r}")
+        plans = [plan for plan in plans if plan.family == forced]
+    if not plans:
+        raise Unsupported(
+            [
+                f"no plan is legal for {problem.label} on {problem.arch.name}; the first obstacle: "
+                f"{'; '.join(rejected(problem, m)[0][1])}"
+            ]
+        )
+    size = LAST_M if m == BUCKETS[-1] else m
+    scored = [(plan, estimate(problem, plan, size)) for plan in plans]
+    return sorted(scored, key=lambda pair: pair[1].us)  # stable: ties keep the order of enumeration

@@ -1,0 +1,191 @@
+"""How a problem is computed: the Plan value, its shared-memory map, and the one predicate that says whether it is legal.
+
+Knows tiles, warps and limits of a chip; it must not know how fast anything is (cost.py) or how kernels are compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowbit.arch import Arch
+from lowbit.layout.pack import PANEL_BLOCKS, Layout
+from lowbit.problem import Problem, unsupported
+
+FAMILIES = ("stream", "tile_mma")
+MAX_CLUSTER = 8  # portable limit
+RESERVED_SMEM = 1024  # bytes the driver takes of a block's shared memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Kernel family and tile of one kernel. `tokens` is the largest number a block takes; grids cover any M."""
+
+    family: str
+    tokens: int  # per block: 1..8, 16, 24, 32, ... (stream), multiples of 8 up to 256 (tile_mma)
+    warp_blocks: int  # row blocks of 16 per warp: 1, 2, 4, 8
+    row_warps: int
+    k_warps: int = 1  # stream: warps that share the rows and cut k
+    token_warps: int = 1  # tile_mma: warps that share the rows and cut tokens
+    split: int = 1  # stream: blocks of a cluster that cut k once more
+    stages: int = 3  # 128-k stages in flight: per warp (stream), per block (tile_mma)
+    x_chunks: int = 1  # stream: pieces in which x arrives
+    blocks_per_sm: int = 1  # the compiler leaves registers for so many
+
+    @property
+    def warps(self) -> int:
+        return self.row_warps * self.k_warps * self.token_warps
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def tile_rows(self) -> int:
+        return 16 * self.row_warps * self.warp_blocks
+
+    def __str__(self) -> str:
+        name = f"{self.family} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
+        return f"{name} split {self.split} stages {self.stages} blocks/SM {self.blocks_per_sm}"
+
+
+@dataclass(frozen=True)
+class SmemMap:
+    """Byte offsets of a block's shared memory; emitted as constants and checked by static_assert in the kernels."""
+
+    stage: int  # of one warp (stream) or block (tile_mma)
+    x: int
+    bars: int
+    total: int
+
+
+def smem_map(problem: Problem, plan: Plan) -> SmemMap:
+    layout = layout_of(problem)
+    if plan.family == "stream":
+        stage = plan.warp_blocks * layout.unit_bytes
+        x = plan.warps * plan.stages * stage
+        slice_blocks = -(-layout.k_blocks // plan.split)
+        bars = x + plan.tokens * (slice_blocks * 256 + 16)
+        return SmemMap(stage, x, bars, bars + 8 * (plan.x_chunks + plan.warps * plan.stages))
+    stage = plan.tile_rows // 16 * layout.unit_bytes + plan.tokens * 256
+    ring = stage * plan.stages
+    return SmemMap(stage, 0, ring, max(ring, plan.tokens * (plan.tile_rows + 4) * 4))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The launch of one call: blocks along x (rows, cluster by cluster) and y (tokens), threads and bytes of a block."""
+
+    grid_x: int
+    grid_y: int
+    block: int
+    smem: int
+    cluster: int
+
+
+def launch_geometry(problem: Problem, plan: Plan, m: int) -> Geometry:
+    """How `plan` is launched for `m` tokens, on a device and in the emulator alike."""
+    row_tiles = -(-problem.n // plan.tile_rows)
+    return Geometry(
+        row_tiles * plan.split, -(-m // plan.tokens), plan.threads, smem_map(problem, plan).total, plan.split
+    )
+
+
+def layout_of(problem: Problem) -> Layout:
+    return Layout(problem.spec, problem.n, problem.k, problem.operand_bits)
+
+
+def mover(arch: Arch, family: str) -> str:
+    """How bytes travel to shared memory: the name of a `Mover` in ring.cuh."""
+    if arch.bulk and family == "stream":
+        return "kBulk"
+    return "kCpAsync" if arch.cp_async else "kPlain"
+
+
+def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Why `plan` cannot compute `problem`, one reason each; () if it can. The only judge of legality."""
+    arch = problem.arch
+    reasons = list(unsupported(problem.spec, problem.act, arch))
+    if reasons:
+        return tuple(reasons)
+    if plan.family not in FAMILIES:
+        return (f"family {plan.family!r} is none of {', '.join(FAMILIES)}",)
+    for name in (
+        "tokens",
+        "warp_blocks",
+        "row_warps",
+        "k_warps",
+        "token_warps",
+        "split",
+        "stages",
+        "x_chunks",
+        "blocks_per_sm",
+    ):
+        if getattr(plan, name) < 1:
+            return (f"{name} must be at least 1; got {getattr(plan, name)}",)
+    if problem.k % 8:
+        reasons.append(
+            f"rows of x must be multiples of 16 bytes: k must be a multiple of 8; got {problem.k} (pad x and the weights)"
+        )
+    if PANEL_BLOCKS % plan.warp_blocks:
+        reasons.append(f"warp_blocks must divide {PANEL_BLOCKS}; got {plan.warp_blocks}")
+    if plan.threads > 1024:
+        reasons.append(f"a block has at most 1024 threads; {plan.warps} warps make {plan.threads}")
+    if plan.threads * plan.blocks_per_sm > arch.threads_per_sm:
+        reasons.append(
+            f"{plan.blocks_per_sm} blocks of {plan.threads} threads exceed {arch.threads_per_sm} threads per SM"
+        )
+    token_step = 8 * plan.token_warps
+    if (plan.tokens % token_step and not (plan.family == "stream" and plan.tokens < 8)) or plan.tokens > 256:
+        reasons.append(
+            f"tokens must be a multiple of {token_step} and at most 256, or (stream) below 8; got {plan.tokens}"
+        )
+    if plan.family == "stream":
+        reasons += _illegal_stream(problem, plan)
+    else:
+        reasons += _illegal_tile(plan)
+    # accumulators, partial sums, one step of B, and what the loop needs besides
+    token_tiles = -(-plan.tokens // token_step)
+    sums = 2 if layout_of(problem).grouped else 1
+    registers = 4 * token_tiles * plan.warp_blocks * sums + 4 * token_tiles + 4 * plan.warp_blocks + 40
+    limit = min(255, 65536 // (plan.threads * plan.blocks_per_sm) // 8 * 8)
+    if registers > limit:
+        reasons.append(
+            f"about {registers} registers a thread are needed, {limit} are there with {plan.threads} threads x {plan.blocks_per_sm} blocks"
+        )
+    total = smem_map(problem, plan).total
+    if total > arch.smem_per_block:
+        reasons.append(f"{total} bytes of shared memory exceed {arch.smem_per_block} per block on {arch.name}")
+    elif (total + RESERVED_SMEM) * plan.blocks_per_sm > arch.smem_per_sm:
+        reasons.append(
+            f"{plan.blocks_per_sm} blocks of {total} bytes of shared memory exceed {arch.smem_per_sm} per SM on {arch.name}"
+        )
+    return tuple(reasons)
+
+
+def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
+    reasons = []
+    layout = layout_of(problem)
+    if plan.token_warps != 1:
+        reasons.append("stream has no token warps")
+    if plan.split > MAX_CLUSTER or (plan.split > 1 and not problem.arch.clusters):
+        reasons.append(
+            f"split {plan.split} needs a cluster of as many blocks; {problem.arch.name} allows {MAX_CLUSTER if problem.arch.clusters else 1}"
+        )
+    if plan.split * plan.k_warps > layout.k_blocks:
+        reasons.append(f"{plan.split} x {plan.k_warps} parts of k exceed its {layout.k_blocks} blocks of 128")
+    if plan.tile_rows // 4 % plan.split:
+        reasons.append(f"split {plan.split} must divide the {plan.tile_rows // 4} row quads of a tile")
+    if plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > plan.stages * plan.warp_blocks * layout.unit_bytes:
+        reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
+    return reasons
+
+
+def _illegal_tile(plan: Plan) -> list[str]:
+    reasons = []
+    if plan.k_warps != 1 or plan.split != 1:
+        reasons.append("tile_mma does not cut k")
+    if PANEL_BLOCKS % (plan.row_warps * plan.warp_blocks):
+        reasons.append(f"the rows of a tile must divide {16 * PANEL_BLOCKS}; got {plan.tile_rows}")
+    if plan.stages < 2:
+        reasons.append("tile_mma needs two stages")
+    return reasons

@@ -1,0 +1,126 @@
+"""The products worth trying, each a value named for the risk it covers: one list for tests, demo and benchmarks.
+
+Knows shapes, formats and plans; it must not know who runs a case, or what may come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lowbit.arch import Arch
+from lowbit.plan.plan import Plan
+from lowbit.problem import Problem
+from lowbit.weights import WeightSpec
+
+FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4")
+"""What most layers use: integers and floats of 4 and 8 bits, with every kind of scale."""
+
+MORE_FORMATS = {
+    "group of one MMA step": "int4_g16",
+    "group of half a unit": "int4_g64",
+    "group of two units": "int4_g256",
+    "one group, K": "int4",
+    "8-bit groups": "int8_g128",
+    "float groups": "fp8_e4m3_g64",
+    "one scale a tensor": "fp8_e4m3_t",
+    "scales of blocks of rows": "fp8_e4m3_b128x128",
+    "blocks smaller than a warp's rows": "int8_b32x64",
+    "fp16 scales": "int4_g128_fp16",
+    "fp32 scales": "int4_g64_fp32",
+    "e4m3 scales without a second level": "fp4_e2m1_g16_e4m3_s2n",
+    "power-of-two scales over a channel scale": "int4_g128_e8m0",
+    "8-bit floats, power-of-two scales": "mxfp8",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer, the numbers of tokens to try it with, and what could go wrong in it."""
+
+    name: str
+    spec: str
+    n: int
+    k: int
+    ms: tuple[int, ...]
+    act: str = "bf16"
+    bias: bool = False
+    plan: Plan | None = None  # None: whatever the library chooses
+    gap: int = 0  # 16-byte vectors between the rows of x: a view of a wider tensor
+
+    def problem(self, arch: Arch) -> Problem:
+        """What a kernel computes for it: k rounded up to 8."""
+        return Problem(WeightSpec.parse(self.spec), self.act, self.act, self.n, -(-self.k // 8) * 8, arch)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.spec} {self.n}x{self.k}"
+
+
+def cases(arch: Arch) -> Iterator[Case]:
+    """Every case for a chip; operands are bf16 where it has them, fp16 elsewhere."""
+    act = "bf16" if arch.bf16 else "fp16"
+    yield from _shapes(act)
+    yield from _formats(act)
+    yield from _plans(arch, act)
+
+
+def _shapes(act: str) -> Iterator[Case]:
+    tokens = (1, 7, 8, 9, 33)  # below, at and above a token tile, and several of them
+    for spec in ("int4_g128", "int8"):
+        yield Case("exact tiles", spec, 256, 512, tokens, act)
+        yield Case("K ends within a unit, many blocks", spec, 32, 2880, (1, 9), act)
+        yield Case("K ends in the first MMA step of a unit", spec, 64, 136, tokens, act)
+        yield Case("K shorter than a unit", spec, 64, 104, (1, 9), act)
+        yield Case("K no multiple of 8", spec, 48, 133, (1, 9), act)
+        yield Case("N ends within a block of 64 rows", spec, 40, 256, tokens, act, bias=True)
+        yield Case("N of four and a half panels", spec, 576, 128, (1, 33), act)
+        yield Case("N one block beyond whole panels", spec, 1040, 128, (1, 9), act)
+        yield Case("N odd", spec, 37, 128, (1, 9), act, bias=True)
+        yield Case("one block of rows", spec, 16, 384, tokens, act)
+        yield Case("one row", spec, 1, 128, (1, 2), act)
+        yield Case("x is a view of a wider tensor", spec, 64, 256, (1, 9, 70), act, gap=3)
+        yield Case("tokens beyond the stream tiles", spec, 128, 256, (63, 64, 65, 129), act)
+
+
+def _formats(act: str) -> Iterator[Case]:
+    for spec in FORMATS:
+        yield Case("format", spec, 80, 640, (1, 9, 70), act, bias=True)
+        if act != "fp16":
+            yield Case("format, fp16 operands", spec, 80, 384, (1, 70), "fp16")
+    for name, spec in MORE_FORMATS.items():
+        yield Case(name, spec, 144, 384, (1, 9), act)
+    yield Case("group longer than K", "int4_g256", 32, 128, (1,), act)
+    yield Case("group ends within the last unit", "int4_g32", 32, 336, (1, 9), act)
+    yield Case("blocks end within the matrix", "fp8_e4m3_b128x128", 192, 320, (1, 9), act)
+
+
+def _plans(arch: Arch, act: str) -> Iterator[Case]:
+    chunks = 4 if arch.bulk else 1
+    plans = {
+        "the smallest plan": Plan("stream", 8, 1, 1, stages=2),
+        "fewer tokens than an MMA": Plan("stream", 1, 1, 2, stages=2),
+        "ragged rows: three warps": Plan("stream", 8, 1, 3, stages=2),
+        "warps without rows in the last tile": Plan("stream", 8, 2, 5, stages=2),
+        "k cut between warps, unevenly": Plan("stream", 16, 1, 2, k_warps=4, stages=2, x_chunks=chunks),
+        "k warps without work": Plan("stream", 8, 1, 1, k_warps=8, stages=2),
+        "more stages than k blocks": Plan("stream", 8, 1, 4, stages=12),
+        "two blocks an SM": Plan("stream", 8, 1, 4, stages=3, blocks_per_sm=2),
+        "several row blocks a warp": Plan("stream", 16, 4, 1, stages=2),
+        "tile of the smallest plan": Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2),
+        "one token warp": Plan("tile_mma", 16, 1, 4, token_warps=1, stages=2),
+        "tile of a whole panel": Plan("tile_mma", 64, 2, 4, token_warps=2, stages=2),
+    }
+    for stages in (2, 3, 4, 5):
+        plans[f"ring of {stages} stages wraps"] = Plan("stream", 8, 1, 2, stages=stages)
+    for stages in (2, 3, 4):
+        plans[f"block ring of {stages} stages wraps"] = Plan("tile_mma", 32, 1, 2, token_warps=2, stages=stages)
+    if arch.clusters:
+        for split in (2, 4, 8):
+            plans[f"cluster of {split} cuts k"] = Plan("stream", 8, 1, 2, split=split, stages=2, x_chunks=chunks)
+        plans["cluster, k warps and ragged rows"] = Plan(
+            "stream", 8, 2, 3, k_warps=2, split=2, stages=3, x_chunks=chunks
+        )
+    for name, plan in plans.items():
+        for spec in ("int4_g128", "nvfp4", "int8"):
+            # nine blocks of 128 wrap every ring above, and leave cut k uneven
+            yield Case(name, spec, 104, 1144, (1, plan.tokens + 1), act, plan=plan)

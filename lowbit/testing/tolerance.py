@@ -1,0 +1,50 @@
+"""How far a right kernel may be from the exact product, element by element: derived, not tuned.
+
+Knows how tensor cores add and how outputs are rounded; it must not know plans, formats or which kernel is judged.
+
+Operands are exact: codes become 16-bit numbers without an error, and products of 16-bit numbers fit the sums below.
+What is left, with T = sum over k of |x w|, which no partial sum exceeds:
+
+1. Tensor cores add blocks of products to the accumulator. Every term is cut toward zero `fraction` bits below the
+   largest exponent and so loses less than 2^-fraction T; a block has `size` products and the accumulator. Its result is
+   cut to 23 fraction bits, less than 2^-23 T. So a block loses ((size + 1) 2^-fraction + 2^-23) T at most; there are
+   K / size blocks. (16, 25) is bit-exact on data recorded on an H200; older chips' pairs are published or assumed.
+2. Group scales act on partial sums by one FMA per 16 of k at the most often: 2^-24 T each.
+3. Partial sums of warps and of the blocks of a cluster are added in float32, one per 128 of k at most: 2^-24 T each.
+4. w is (code * scale) * scale2, rounded twice to float32; the kernel scales sums instead: 2 * 2^-24 T.
+5. The factor per row and the bias come in one FMA: 2^-24 (T + |bias|).
+6. Rounding to the output type: half a unit in the last place of a result up to |y| + all of the above.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import BadType
+
+_SUMS = ((90, 16, 25), (80, 8, 24), (0, 4, 24))  # from this capability x 10 on: products in a block, fraction bits
+_FRACTION = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}  # stored fraction bits of the output types
+
+
+def bound(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, level: int = 90) -> Tensor:
+    """The largest |kernel - exact| of y = x w^T + bias, float64 (M, N); infinite beyond out_dtype's range.
+
+    x: (M, K) as the kernel reads it, already of the activation type; w: (N, K) float32, `QuantWeight.dequantize()`;
+    bias: (N,) or None; level: compute capability x 10 of the chip that computes. Raises BadType for other output types.
+    """
+    if out_dtype not in _FRACTION:
+        raise BadType(f"out_dtype must be one of {', '.join(map(str, _FRACTION))}; got {out_dtype}")
+    x64, w64 = x.double(), w.double()
+    k = x.shape[1]
+    offset = torch.zeros(w.shape[0], dtype=torch.float64, device=w.device) if bias is None else bias.double()
+    total = x64.abs() @ w64.abs().T
+    size, fraction = next((size, fraction) for since, size, fraction in _SUMS if level >= since)
+    loss = -(-k // size) * ((size + 1) * 2.0**-fraction + 2.0**-23)
+    loss += (-(-k // 16) + -(-k // 128) + 3) * 2.0**-24
+    before = loss * total + 2.0**-24 * offset.abs()
+    largest = (x64 @ w64.T + offset).abs() + before
+    fraction = _FRACTION[out_dtype]
+    finfo = torch.finfo(out_dtype)
+    half_unit = torch.exp2(torch.floor(torch.log2(largest.clamp_min(finfo.tiny))) - fraction - 1)
+    return torch.where(largest > finfo.max, torch.inf, before + half_unit)
