@@ -231,4 +231,6 @@ def warmup_problems(
     sources = (generate(problem, chooser.choose(problem, size)) for problem in problems for size in sizes)
     unique = {source.key: source for source in sources}
     cache = Cache() if directory is None else Cache(Path(directory))
+    if directory is not None and cache.writable != Path(directory):
+        raise BadInput(f"kernels cannot be written to {directory}: name a folder that can be")
     return tuple(compile_many(list(unique.values()), progress=progress, cache=cache))

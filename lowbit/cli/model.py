@@ -122,10 +122,10 @@ def _num_heads(path: Path, hidden: int) -> int:
 
 
 def _other_layers(tensors: Mapping[str, Tensor], rows: int) -> list[Layer]:
-    """The first matrices of different shapes, fed with rows of an embedding table, else with normal numbers."""
+    """The first matrices, by name, of different shapes, fed with rows of an embedding table, else with normal numbers."""
     tables = {t.shape[1]: (name, t) for name, t in tensors.items() if t.ndim == 2 and "embed" in name}
     found: dict[tuple[int, ...], Layer] = {}
-    for name, weight in tensors.items():
+    for name, weight in sorted(tensors.items()):
         if weight.ndim != 2 or not name.endswith(".weight") or "embed" in name or tuple(weight.shape) in found:
             continue
         k = weight.shape[1]

@@ -83,7 +83,8 @@ class Linear(nn.Module):
         gemm.check_act(act, out)
         self.layout = Layout(weight_spec, n, k)
         self.act, self.out = act, out
-        self._seen: tuple[int, ...] | None = None  # the weights as the last call found them
+        self._name = str(weight_spec)  # what the traced op gets: tracing must not walk through the spec
+        self._runner: gemm.Runner | None = None
         if device.type == "cuda":
             gemm.runner(weight_spec, n, k, act, out, _index(device))  # refuses here, not at the first request
 
@@ -107,26 +108,25 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N). Raises BadInput or BadType for an x that does not fit."""
-        layout = self.layout
-        gemm.check_input(x, layout.k, self.act)
-        units = self.units
+        gemm.check_input(x, self.layout.k, self.act)
         if torch.compiler.is_compiling():
             y: Tensor = torch.ops.lowbit.gemm(
-                x, units, self.channel, self.bias, str(layout.spec), layout.n, self.act, self.out
+                x, self.units, self.channel, self.bias, self._name, self.layout.n, self.act, self.out
             )
             return y
-        # A kernel may read weights before the kernel ahead of it has ended, unless that one may just have written them.
-        seen = (
-            units.data_ptr(),
-            _version(units),
-            _version(self.channel),
-            _version(self.bias),
-            torch._C._cuda_getCurrentRawStream(units.device.index) if units.is_cuda else 0,
-        )
-        overlap = seen == self._seen
-        y = gemm.run(x, units, self.channel, self.bias, layout, self.act, self.out, overlap=overlap)
-        self._seen = seen
-        return y
+        buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
+        units, channel, bias = buffers["units"], buffers["channel"], buffers["bias"]
+        if units is None or not x.is_cuda or x.get_device() != units.get_device():
+            return gemm.run(x, self.units, channel, bias, self.layout, self.act, self.out)
+        index = x.get_device()
+        runner = self._runner
+        if runner is None or runner.index != index:
+            runner = gemm.runner(self.layout.spec, self.layout.n, self.layout.k, self.act, self.out, index)
+            self._runner = runner
+        if torch._C._cuda_getDevice() == index:
+            return runner(x, units, channel, bias)
+        with torch.cuda.device(index):
+            return runner(x, units, channel, bias)
 
     def packed(self) -> PackedWeight:
         """The weights as packed tensors (shared, not copied)."""
@@ -145,11 +145,10 @@ class Linear(nn.Module):
             return fn(t.view(torch.int32)).view(torch.float32) if t.dtype == torch.float32 else fn(t)
 
         super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
-        self._seen = None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": None}
+        return {**self.__dict__, "_runner": None}
 
     def _load_from_state_dict(
         self,
@@ -170,15 +169,12 @@ class Linear(nn.Module):
         if found != self.layout.tag:
             what = "no layout tag" if found is None else f"layout {found!r}"
             remedy = "build it with Linear.empty of the saved spec and shape"
-            error_msgs.append(f"{prefix or 'Linear'}: the saved weights have {what}, this layer needs {self.layout.tag!r}: {remedy}")
+            error_msgs.append(
+                f"{prefix or 'Linear'}: the saved weights have {what}, this layer needs {self.layout.tag!r}: {remedy}"
+            )
             return
         lists = (missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-
-
-def _version(t: Tensor | None) -> int:
-    """Counts in-place changes; tensors made in inference mode do not count, so they must not change."""
-    return -1 if t is None or t.is_inference() else t._version
 
 
 def _index(device: torch.device) -> int:

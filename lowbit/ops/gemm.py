@@ -26,6 +26,8 @@ from lowbit.weights import WeightSpec
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SEEN = "_lowbit_seen"  # attribute of a weight tensor: its state at the last call
+_BUCKET = tuple(bucket(m) for m in range(BUCKETS[-1] + 1))
 
 
 class Params(ctypes.Structure):
@@ -58,7 +60,8 @@ def device_arch(index: int) -> Arch:
 class Runner:
     """The kernels of one (layout, activation, output) on one device; each is compiled when first needed.
 
-    Thread-safe: every thread fills argument structs of its own.
+    Thread-safe: every thread fills argument structs of its own. A call costs microseconds of host time, so the path of an aligned
+    2-D x looks nothing up that it can know beforehand.
     """
 
     def __init__(self, layout: Layout, act: str, out: str, index: int) -> None:
@@ -66,37 +69,46 @@ class Runner:
         self.layout = layout
         self.index = index
         self.x_dtype, self.y_dtype = DTYPES[act], DTYPES[out]
+        self._device = torch.device("cuda", index)
+        self._k, self._n = layout.k, layout.n
+        self._pitch = (
+            layout.k * 2 if layout.k % 8 == 0 else 0
+        )  # bytes of a row of x that needs no copy, if there is any
         self._local = threading.local()
 
-    def __call__(
-        self, x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, *, overlap: bool
-    ) -> Tensor:
-        """x (M, K), aligned as `rows_of` leaves it -> y (M, N). `overlap`: weights were complete before the previous kernel began."""
-        m = x.shape[0]
-        y = torch.empty((m, self.problem.n), dtype=self.y_dtype, device=x.device)
-        if m == 0:
-            return y
-        launch, row_tiles, tokens = self._launch(m, overlap)
-        params = launch.params
-        params.units = units.data_ptr()
-        params.channel = None if channel is None else channel.data_ptr()
-        params.bias = None if bias is None else bias.data_ptr()
-        params.x = x.data_ptr()
-        params.y = y.data_ptr()
-        params.x_pitch = x.stride(0) * 2
-        params.m = m
-        launch(row_tiles, -(-m // tokens), torch._C._cuda_getCurrentRawStream(self.index))
-        return y
+    def __call__(self, x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> Tensor:
+        """x (..., K) on this device, which must be current -> y (..., N), launched into the current stream."""
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        now = _state(stream, units, channel, bias)
+        if self._pitch and x.dim() == 2 and x.is_contiguous() and x.data_ptr() % 16 == 0:
+            rows, pitch = x, self._pitch
+        else:
+            rows = rows_of(x, self._k)
+            pitch = rows.stride(0) * 2
+        m = rows.shape[0]
+        y = torch.empty((m, self._n), dtype=self.y_dtype, device=self._device)
+        if m:
+            launch, row_tiles, tokens = self._launch(m, _settled(now, getattr(units, _SEEN, None)))
+            params = launch.params
+            params.units = units.data_ptr()
+            params.channel = None if channel is None else channel.data_ptr()
+            params.bias = None if bias is None else bias.data_ptr()
+            params.x = rows.data_ptr()
+            params.y = y.data_ptr()
+            params.x_pitch = pitch
+            params.m = m
+            launch(row_tiles, -(-m // tokens), stream)
+            setattr(units, _SEEN, now)
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self._n)
 
     def _launch(self, m: int, overlap: bool) -> tuple[Launch, int, int]:
-        launches: dict[tuple[int, bool], tuple[Launch, int, int]] | None = getattr(self._local, "launches", None)
-        if launches is None:
-            launches = self._local.launches = {}
-        key = (bucket(m), overlap)
-        found = launches.get(key)
-        if found is None:
-            found = launches[key] = self._prepare(m, overlap)
-        if -(-m // found[2]) > MAX_GRID_Y:
+        key = (_BUCKET[m] if m < len(_BUCKET) else BUCKETS[-1], overlap)
+        try:
+            found: tuple[Launch, int, int] = self._local.launches[key]
+        except (AttributeError, KeyError):
+            found = self._prepare(m, overlap)
+            self._local.__dict__.setdefault("launches", {})[key] = found
+        if m > MAX_GRID_Y * found[2]:
             raise BadInput(f"one call takes at most {MAX_GRID_Y * found[2]} tokens; got {m}: split the batch")
         return found
 
@@ -117,6 +129,31 @@ class Runner:
         compile_many([generate(self.problem, choose(self.problem, b)) for b in sizes])
         for size in sizes:
             self._launch(size, True)
+
+
+def _state(stream: int, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> tuple[int, ...] | None:
+    """What must not have changed since the last call for a kernel to read weights before the kernel ahead of it has ended.
+
+    That one may just have written them: version counters count writes in place. Tensors made in inference mode have no counter,
+    so there nothing overlaps.
+    """
+    try:
+        return (
+            stream,
+            units.data_ptr(),
+            units._version,
+            0 if channel is None else channel._version,
+            0 if bias is None else bias._version,
+        )
+    except RuntimeError:
+        return None
+
+
+def _settled(now: tuple[int, ...] | None, seen: tuple[int, ...] | None) -> bool:
+    """A captured graph runs after all that was launched before it, on whatever stream; writes inside it count like others."""
+    if now is None or seen is None:
+        return False
+    return now == seen or (now[1:] == seen[1:] and torch._C._cuda_isCurrentStreamCapturing())
 
 
 @lru_cache(maxsize=4096)
@@ -179,21 +216,15 @@ def run(
     layout: Layout,
     act: str,
     out: str,
-    *,
-    overlap: bool = False,
 ) -> Tensor:
     """y (..., N) = x (..., K) w^T + bias on the tensors' device: kernels on CUDA, the reference on the CPU."""
     if x.device != units.device:
         raise BadInput(f"x and the weights must be on one device; got x on {x.device}, weights on {units.device}")
     if x.is_cuda:
-        index = x.device.index
+        index = x.get_device()
         call = runner(layout.spec, layout.n, layout.k, act, out, index)
-        if torch._C._cuda_getDevice() == index:
-            y = call(rows_of(x, layout.k), units, channel, bias, overlap=overlap)
-        else:
-            with torch.cuda.device(index):
-                y = call(rows_of(x, layout.k), units, channel, bias, overlap=overlap)
-        return y if x.dim() == 2 else y.view(*x.shape[:-1], layout.n)
+        with torch.cuda.device(index):
+            return call(x, units, channel, bias)
     qw = unpack(PackedWeight(layout, None, units, channel))
     return reference.matmul(x, qw, act=act, bias=bias, out_dtype=DTYPES[out])
 

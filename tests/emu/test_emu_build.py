@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,12 @@ def test_wrong_parameter_size_and_block_size_are_refused() -> None:
         library.launch("steps", struct.pack("<QI", memory.alloc("out", 8), 1), grid=1, block=32)
     with pytest.raises(emulator.EmulatorFault, match=r"96 threads, but the kernel is HW_KERNEL\(64\)"):
         run(library, "steps", 64, 96)
+    resident = source(3, "resident")
+    resident = replace(resident, text=resident.text.replace("HW_KERNEL(2 * 32)", "HW_KERNEL_RESIDENT((32 + 32), 2)"))
+    library = emulator.build([resident])
+    assert run(library, "resident")[:2] == [3, 6]
+    with pytest.raises(emulator.EmulatorFault, match=r"96 threads, but the kernel is HW_KERNEL\(64\)"):
+        run(library, "resident", 64, 96)
     assert issubclass(emulator.EmulatorFault, LowbitError)
 
 

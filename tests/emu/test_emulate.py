@@ -1,0 +1,169 @@
+"""Every case of the enumerator through the generated kernels, for chips of three generations, against derived bounds."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowbit
+from lowbit.arch import arch
+from lowbit.errors import BadInput, BadType, LaunchError, Unsupported
+from lowbit.ops.gemm import DTYPES
+from lowbit.plan.choose import choose
+from lowbit.plan.plan import Plan, illegal
+from lowbit.testing import emulate
+from lowbit.testing.cases import Case, cases
+from lowbit.testing.tolerance import bound
+
+pytestmark = pytest.mark.skipif(bool(emulate.obstacle()), reason=emulate.obstacle() or "the emulator is here")
+CHIPS = ("sm_75", "sm_80", "sm_90a")  # copies through registers, cp.async, bulk copies with clusters
+
+
+def legal(case: Case, chip: str) -> bool:
+    return case.plan is None or not illegal(case.problem(arch(chip)), case.plan)
+
+
+CASES = [(chip, case) for chip in CHIPS for case in cases(arch(chip)) if legal(case, chip)]
+
+
+@functools.cache
+def kernels(chip: str) -> emulate.Kernels:
+    """All kernels of a chip in one library."""
+    row = arch(chip)
+    mine = [case for name, case in CASES if name == chip]
+    problems = [(case, case.problem(row), m) for case in mine for m in case.ms]
+    return emulate.build_all((problem, case.plan or choose(problem, m)) for case, problem, m in problems)
+
+
+@pytest.mark.parametrize(("chip", "case"), CASES, ids=[f"{chip}-{case}".replace(" ", "_") for chip, case in CASES])
+def test_case_is_within_its_bound(chip: str, case: Case) -> None:
+    random = torch.Generator().manual_seed(0)
+    qw = lowbit.quantize(torch.randn(case.n, case.k, generator=random) * 0.1, case.spec)
+    packed, w = lowbit.pack(qw), qw.dequantize()
+    bias = torch.randn(case.n, generator=random) if case.bias else None
+    for m in case.ms:
+        x = torch.randn(m, case.k, generator=random).to(DTYPES[case.act])
+        y = kernels(chip).matmul(x, packed, act=case.act, bias=bias, arch=chip, plan=case.plan, gap=case.gap, seed=m)
+        exact = x.double() @ w.double().T + (0 if bias is None else bias.double())
+        share = ((y.double() - exact).abs() / bound(x, w, bias, y.dtype, level=arch(chip).level)).max()
+        assert share <= 1, f"M = {m}"
+
+
+def test_only_small_shared_memory_rules_a_plan_out() -> None:
+    """A case that is skipped on some chip runs on another, and only sm_75 skips any."""
+    for chip in CHIPS:
+        refused = [case for case in cases(arch(chip)) if not legal(case, chip)]
+        assert not refused or chip == "sm_75", refused
+        for case in refused:
+            assert all("shared memory" in reason for reason in illegal(case.problem(arch(chip)), case.plan)), case
+
+
+def test_cases_differ_and_cover_what_they_promise() -> None:
+    found = list(cases(arch("sm_90a")))
+    assert len({(case.name, case.spec, case.n, case.k, case.act) for case in found}) == len(found)
+    assert {104, 133, 136, 2880} <= {case.k for case in found}
+    assert {1, 16, 37, 40, 576, 1040} <= {case.n for case in found}
+    assert {"stream", "tile_mma"} == {case.plan.family for case in found if case.plan}
+    assert {1, 2, 4, 8} == {case.plan.split for case in found if case.plan}
+    for case in found:
+        if case.plan and "wraps" in case.name:
+            assert -(-case.k // 128) > case.plan.stages
+
+
+# ---- emulate itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed() -> lowbit.PackedWeight:
+    return lowbit.pack(lowbit.quantize(torch.linspace(-1, 1, 32 * 128).view(32, 128), "int4_g128"))
+
+
+SMALL = Plan("stream", 8, 1, 1, stages=2)
+
+
+def test_leading_dimensions_and_no_tokens(packed: lowbit.PackedWeight) -> None:
+    x = torch.randn(2, 3, 128).bfloat16()
+    y = emulate.matmul(x, packed, plan=SMALL)
+    assert y.shape == (2, 3, 32)
+    assert torch.equal(y.view(6, 32), emulate.matmul(x.view(6, 128), packed, plan=SMALL))
+    assert emulate.matmul(x[:0], packed).shape == (0, 3, 32)
+
+
+def test_output_type_and_bias(packed: lowbit.PackedWeight) -> None:
+    x = torch.zeros(1, 128).bfloat16()
+    bias = torch.linspace(0, 1, 32) + 2.0**-9  # fp16 keeps what bf16 does not
+    y = emulate.matmul(x, packed, bias=bias, out_dtype=torch.float16, plan=SMALL)
+    assert y.dtype == torch.float16
+    assert torch.equal(y[0], bias.half())
+
+
+def test_every_seed_gives_the_same_bits(packed: lowbit.PackedWeight) -> None:
+    x = torch.randn(9, 128).bfloat16()
+    first = emulate.matmul(x, packed, plan=SMALL, seed=0)
+    assert all(torch.equal(first, emulate.matmul(x, packed, plan=SMALL, seed=seed)) for seed in range(1, 6))
+
+
+def test_one_hot_tokens_give_the_columns_of_the_weight(packed: lowbit.PackedWeight) -> None:
+    y = emulate.matmul(torch.eye(128).bfloat16(), packed, plan=SMALL)
+    assert torch.equal(y.T, lowbit.unpack(packed).dequantize().bfloat16())
+
+
+def test_nan_and_inf_stay_in_their_rows(packed: lowbit.PackedWeight) -> None:
+    x = torch.randn(9, 128).bfloat16()
+    clean = emulate.matmul(x, packed, plan=SMALL)
+    x[3, 5], x[7, 127] = float("nan"), float("inf")
+    y = emulate.matmul(x, packed, plan=SMALL)
+    assert y[3].isnan().all()
+    assert not y[7].isfinite().any()
+    others = [0, 1, 2, 4, 5, 6, 8]
+    assert torch.equal(y[others], clean[others])
+
+
+def test_kernel_that_leaves_y_unwritten_is_reported(packed: lowbit.PackedWeight) -> None:
+    """Launched for fewer rows than there are."""
+    problem = emulate.gemm.problem_of(packed.layout, "bf16", "bf16", arch("sm_90a"))
+    narrow = replace(problem, n=16)
+    built = emulate.build_all([(narrow, SMALL)])
+    pretended = emulate.Kernels(built.library, {(problem, SMALL): built.sources[narrow, SMALL]})
+    with pytest.raises(LaunchError, match="64 of 128 bytes of y were never written"):
+        pretended.matmul(torch.randn(2, 128).bfloat16(), packed, plan=SMALL)
+
+
+def test_bad_arguments_are_refused_before_anything_runs(packed: lowbit.PackedWeight) -> None:
+    x = torch.randn(1, 128).bfloat16()
+    with pytest.raises(BadInput, match="k=128; got x of shape"):
+        emulate.matmul(x[:, :64], packed)
+    with pytest.raises(BadType, match="float16"):
+        emulate.matmul(x.half(), packed)
+    with pytest.raises(Unsupported, match="act='fp16'"):
+        emulate.matmul(x, packed, arch="sm_75")
+    with pytest.raises(Unsupported, match="bytes of shared memory exceed"):
+        emulate.matmul(x, packed, plan=replace(SMALL, stages=1000))
+    with pytest.raises(BadInput, match="was not built: give the pair to build_all"):
+        emulate.Kernels(None, {}).matmul(x, packed)
+    with pytest.raises(BadInput, match="at least one"):
+        emulate.build_all([])
+
+
+def test_without_a_checkout_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulate, "_CHECKOUT", Path("/nonexistent/emulator"))
+    monkeypatch.delitem(sys.modules, "emulator")
+    assert "run from a checkout, or use lowbit.reference" in emulate.obstacle()
+    with pytest.raises(Unsupported, match="there is no emulator here"):
+        emulate.build_all([])
+
+
+def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = importlib.import_module("emulator.build")
+    build.compiler.cache_clear()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    try:
+        assert "apt install g++" in emulate.obstacle()
+    finally:
+        build.compiler.cache_clear()

@@ -1,0 +1,311 @@
+"""The kernels of every chip in the emulator: right numbers, exactly where that is possible, for every format and shape at risk.
+
+The emulator itself reports races, missing fences, reads and writes out of bounds, bytes of y written twice or never.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowbit
+from lowbit.arch import arch
+from lowbit.layout.pack import PackedWeight, pack
+from lowbit.plan.choose import BUCKETS, choose
+from lowbit.plan.plan import Plan, illegal
+from lowbit.problem import Problem
+from lowbit.testing import cases, emulate, tolerance
+from lowbit.weights import QuantWeight, WeightSpec
+
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+# One chip per way of moving bytes tries every case; the others generate the same text but for the level, and try every format.
+THOROUGH = ("sm_75", "sm_80", "sm_90a", "sm_120a")
+SEEDS = (1, 2, 5)  # any warp next; starved warps; copies that land early
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PROBE_FORMATS = (
+    "int4_g128", "int4_g64", "int4_g32", "int4", "int4_g128_e8m0", "int8", "int8_g128",
+    "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4",
+)  # fmt: skip
+
+
+def acts_of(chip: str) -> tuple[str, ...]:
+    return ("bf16", "fp16") if arch(chip).bf16 else ("fp16",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One kernel with one number of tokens."""
+
+    chip: str
+    spec: str
+    n: int
+    k: int
+    m: int
+    act: str
+    plan: Plan
+    out: str = ""  # the activation's type unless given
+    bias: bool = False
+    gap: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        k8 = -(-self.k // 8) * 8
+        return Problem(WeightSpec.parse(self.spec), self.act, self.out or self.act, self.n, k8, arch(self.chip))
+
+    def __call__(self, x: Tensor, packed: PackedWeight, bias: Tensor | None = None, seed: int = 1) -> Tensor:
+        return library(self.chip).matmul(
+            x, packed, act=self.act, bias=bias, out_dtype=DTYPES[self.out or self.act], arch=self.chip, plan=self.plan,
+            seed=seed, gap=self.gap,
+        )  # fmt: skip
+
+
+# ---- what is run -------------------------------------------------------------------------------------------------------
+
+STREAM = Plan("stream", 16, 2, 2, stages=2)
+TILE = Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2)
+
+
+def probe_plans(chip: str) -> dict[str, Plan]:
+    """One small plan of each family, and what only some chips have; k of three blocks must suffice."""
+    row = arch(chip)
+    plans = {
+        "stream": Plan("stream", 16, 2, 2, stages=2, x_chunks=2 if row.bulk else 1),
+        "tile_mma": TILE,
+    }
+    if row.bulk:
+        plans["stream, x by small copies"] = Plan("stream", 4, 1, 2, k_warps=2, stages=2)
+    if row.clusters:
+        plans["stream, cluster"] = Plan("stream", 8, 1, 2, split=2, stages=2, x_chunks=2)
+    return plans
+
+
+def probes(chip: str) -> list[Run]:
+    """Both common plans with every format and operand; the special ones with one integer and one float format."""
+    runs = []
+    for name, plan in probe_plans(chip).items():
+        for act in acts_of(chip):
+            for spec in PROBE_FORMATS if name in ("stream", "tile_mma") else ("int4_g32", "mxfp4", "fp8_e4m3"):
+                n = 152 if "_b128x128" in spec else 40
+                runs.append(Run(chip, spec, n, 264, 264, act, plan))
+    return runs
+
+
+def wide_probes(chip: str) -> list[Run]:
+    """K cut eight ways, and every ring wrapped more than twice."""
+    if not arch(chip).clusters:
+        return []
+    plan = Plan("stream", 8, 1, 2, split=8, stages=2, x_chunks=3)
+    wrap = Plan("stream", 32, 1, 2, k_warps=1, split=2, stages=3, x_chunks=2)
+    return [Run(chip, "int4_g64", 72, 1160, 48, "bf16", plan), Run(chip, "nvfp4", 37, 1928, 70, "fp16", wrap)]
+
+
+def real(chip: str) -> list[Run]:
+    """Plans that the library chooses for real layers, on layers as small as they allow."""
+    runs = {}
+    act = acts_of(chip)[0]
+    layers = (("int4_g128", 4096, 4096), ("nvfp4", 2880, 2880), ("int8", 576, 7168), ("fp8_e4m3_b128x128", 18432, 7168))
+    for spec, n, k in layers:
+        for m in BUCKETS:
+            plan = choose(Problem(WeightSpec.parse(spec), act, act, n, k, arch(chip)), m)
+            blocks = max(plan.split * plan.k_warps + 1, 3)
+            tokens = plan.tokens + 3 if plan.tokens < 64 else plan.tokens + 1
+            run = Run(chip, spec, plan.tile_rows + 24, 128 * blocks - 40, min(tokens, 140), act, plan, bias=True)
+            if illegal(run.problem, plan):  # more stages than fit beside x of so few k blocks, say
+                run = Run(chip, spec, plan.tile_rows + 24, k, 1, act, plan, bias=True)
+            runs[plan] = run
+    return list(runs.values())[:6]
+
+
+def crossed(chip: str) -> list[Run]:
+    """Outputs of another type than the activations."""
+    if not arch(chip).bf16:
+        return []
+    plans = ((STREAM, "bf16", "fp16"), (TILE, "fp16", "bf16"), (STREAM, "fp16", "bf16"), (TILE, "bf16", "fp16"))
+    return [Run(chip, "int4_g32", 37, 136, 9, act, plan, out, bias=True) for plan, act, out in plans]
+
+
+def of_case(chip: str, case: cases.Case) -> list[Run]:
+    """The case's runs; none where its plan is not legal on the chip."""
+    problem = case.problem(arch(chip))
+    if case.plan is not None and illegal(problem, case.plan):
+        return []
+    return [
+        Run(chip, case.spec, case.n, case.k, m, case.act, case.plan or choose(problem, m), "", case.bias, case.gap)
+        for m in case.ms
+    ]
+
+
+def cases_of(chip: str) -> list[cases.Case]:
+    found = list(cases.cases(arch(chip)))
+    return found if chip in THOROUGH else [c for c in found if c.name.startswith("format") or "K ends" in c.name]
+
+
+@functools.cache
+def library(chip: str) -> emulate.Kernels:
+    """Every kernel that a test runs for the chip, built together."""
+    runs = [run for case in cases_of(chip) for run in of_case(chip, case)]
+    runs += probes(chip) + wide_probes(chip) + real(chip) + crossed(chip)
+    return emulate.build_all(dict.fromkeys((run.problem, run.plan) for run in runs))
+
+
+# ---- weights and reference -----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def quantised(spec: str, n: int, k: int) -> tuple[QuantWeight, PackedWeight, Tensor]:
+    """Random weights of one layer: canonical, packed, and their meaning."""
+    generator = torch.Generator().manual_seed(n * 65537 + k)
+    weight = torch.randn(n, k, generator=generator) * torch.exp2(torch.randint(-3, 3, (n, 1), generator=generator))
+    qw = lowbit.quantize(weight, spec)
+    return qw, pack(qw), qw.dequantize()
+
+
+def tokens_of(run: Run) -> tuple[Tensor, Tensor | None]:
+    """Random activations and bias."""
+    generator = torch.Generator().manual_seed(run.m * 31 + run.k)
+    x = torch.randn(run.m, run.k, generator=generator).to(DTYPES[run.act])
+    return x, torch.randn(run.n, generator=generator) * 3 if run.bias else None
+
+
+@functools.lru_cache(maxsize=64)
+def telling(spec_name: str, n: int, k: int, powers: int = 13) -> tuple[QuantWeight, PackedWeight, Tensor]:
+    """Weights whose every mistake shows: every code in every place of an MMA step, and scales that are powers of two and
+    differ between neighbouring rows, groups and blocks, so that a wrong code or scale index gives another number.
+    """
+    spec = WeightSpec.parse(spec_name)
+    rows, columns = torch.arange(n)[:, None], torch.arange(k)[None, :]
+    # The place within a step is (k % 2, k / 8 % 2, row / 8 % 2); `turn` counts all that have the same place in a unit.
+    turn = (rows % 8) * 32 + (columns // 2 % 4) * 8 + columns // 16 % 8
+    codes = (turn + rows // 16 * 37 + columns // 128 * 11) % 2**spec.value.bits
+    codes[torch.isnan(spec.value.decode_table()[codes])] = 0x2B
+    shape = spec.scale_shape(n, k)
+    power = (torch.arange(shape[0])[:, None] * 5 + torch.arange(shape[1])[None, :] * 3) % powers - powers // 2
+    scales = spec.scale.encode(torch.exp2(power)) if spec.scale.bits <= 8 else torch.exp2(power).to(spec.scale.storage)
+    scale2 = {
+        "none": None,
+        "tensor": torch.tensor(0.5),
+        "channel": torch.exp2(torch.arange(n) % 3 - 1.0),
+    }[spec.scale2]
+    qw = QuantWeight.from_values(spec, codes.to(torch.uint8), scales, scale2=scale2)
+    return qw, pack(qw), qw.dequantize()
+
+
+def one_hot(ks: Sequence[int], k: int, act: str) -> Tensor:
+    x = torch.zeros(len(ks), k, dtype=DTYPES[act])
+    x[torch.arange(len(ks)), torch.tensor(ks)] = 1
+    return x
+
+
+def same(got: Tensor, want: Tensor) -> None:
+    """Equal numbers; says where not."""
+    wrong = (got != want).nonzero()
+    assert wrong.numel() == 0, f"{len(wrong)} differ, first (token, row) {wrong[0].tolist()}: got " + str(
+        [(got[i, j].item(), want[i, j].item()) for i, j in wrong[:4].tolist()]
+    )
+
+
+EXACT = [r for chip in ARCHS for r in probes(chip) if r.spec in ("int4_g32", "int4", "int8", "mxfp4", "int4_g128_e8m0")]
+
+# ---- tests -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", ARCHS)
+def test_the_cases_left_out_lack_only_shared_memory(chip: str) -> None:
+    row = arch(chip)
+    out = [c for c in cases_of(chip) if c.plan is not None and not of_case(chip, c)]
+    reasons = [reason for c in out for reason in illegal(c.problem(row), c.plan)]
+    assert all("of shared memory exceed" in reason for reason in reasons)
+    assert len(out) <= (8 if chip == "sm_75" else 1)
+    assert len(cases_of(chip)) > (80 if chip in THOROUGH else 10)
+
+
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in probes(chip)], ids=lambda r: f"{r.chip}-{r.spec}-{r.act}-{r.plan}")
+def test_one_hot_tokens_give_columns_of_the_weight(run: Run) -> None:
+    """Every k, every code in every place, every scale by a power of two of its own: exact."""
+    qw, packed, w = telling(run.spec, run.n, run.k)
+    assert len(qw.code_values().unique()) >= 2**qw.spec.value.bits - 2
+    got = run(one_hot(range(run.k), run.k, run.act), packed)
+    assert torch.isfinite(w).all()
+    same(got, w.T.to(got.dtype))
+    assert w.T.to(got.dtype).float().equal(w.T)  # nothing was hidden by rounding
+
+
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in wide_probes(chip)], ids=lambda r: f"{r.chip}-{r.spec}")
+def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
+    _, packed, w = telling(run.spec, run.n, run.k)
+    step = run.k // run.m + 1
+    ks = sorted({min(i * step + i % 3, run.k - 1) for i in range(run.m)})
+    got = run(one_hot(ks, run.k, run.act), packed)
+    same(got, w.T[ks].to(got.dtype))
+    slots = run.plan.split * run.plan.k_warps * run.plan.stages
+    assert -(-run.k // 128) > (2 * slots if run.plan.split < 8 else 8)
+
+
+@pytest.mark.parametrize("run", EXACT, ids=lambda r: f"{r.chip}-{r.spec}-{r.act}-{r.plan}")
+def test_sums_of_small_integers_are_exact(run: Run) -> None:
+    """All k at once: every partial sum fits float32, in whatever order, so the result is the exact one, rounded once."""
+    _, packed, w = telling(run.spec, run.n, run.k, powers=3)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-2, 3, (19, run.k), generator=generator).to(DTYPES[run.act])
+    want = x.double() @ w.double().T
+    assert ((x.double().abs() @ w.double().abs().T) / w[w != 0].abs().min()).max() < 2**23
+    same(run(x, packed), want.to(DTYPES[run.act]))
+
+
+CASES = [(chip, case) for chip in ARCHS for case in cases_of(chip) if of_case(chip, case)]
+
+
+@pytest.mark.parametrize(("chip", "case"), CASES, ids=[f"{chip}-{i}-{case}" for i, (chip, case) in enumerate(CASES)])
+def test_case(chip: str, case: cases.Case) -> None:
+    for run in of_case(chip, case):
+        compare(run)
+
+
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in real(chip)], ids=lambda r: f"{r.chip}-{r.spec}-{r.plan}")
+def test_plan_of_a_real_layer(run: Run) -> None:
+    compare(run)
+
+
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in crossed(chip)], ids=lambda r: f"{r.chip}-{r.out}-{r.plan}")
+def test_output_of_another_type(run: Run) -> None:
+    compare(run)
+
+
+def compare(run: Run) -> None:
+    """Within the derived bound of the exact product, and the same bits with every seed."""
+    _, packed, w = quantised(run.spec, run.n, run.k)
+    x, bias = tokens_of(run)
+    y = run(x, packed, bias)
+    want = x.double() @ w.double().T + (0 if bias is None else bias.double())
+    limit = tolerance.bound(x, w, bias, y.dtype, level=arch(run.chip).level)
+    error = (y.double() - want).abs()
+    worst = (error / limit).max().item()
+    assert worst <= 1, (run, worst)
+    ratio = (y.double().norm() / want.norm()).item()
+    assert abs(ratio - 1) <= (limit.norm() / want.norm()).item(), run
+    for seed in SEEDS[1:]:
+        assert torch.equal(run(x, packed, bias, seed), y), (run, seed)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
+@pytest.mark.parametrize("chip", THOROUGH)
+def test_a_token_that_is_not_finite_spoils_no_other(chip: str, value: float) -> None:
+    for run in probes(chip):
+        if run.spec not in ("int4_g32", "fp8_e4m3"):
+            continue
+        _, packed, _ = quantised(run.spec, run.n, run.k)
+        x, _ = tokens_of(Run(chip, run.spec, run.n, run.k, 21, run.act, run.plan))
+        clean = run(x, packed)
+        x[6, run.k - 1] = value
+        got = run(x, packed)
+        others = [i for i in range(21) if i != 6]
+        assert torch.equal(got[others], clean[others])
+        assert torch.isfinite(clean).all()
+        assert not torch.isfinite(got[6]).any()
+        if value != value:
+            assert torch.isnan(got[6]).all()

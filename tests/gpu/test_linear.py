@@ -1,0 +1,269 @@
+"""Linear on the chip: right numbers for every format and shape, and everything a serving stack does with a layer."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowbit
+from lowbit.ops.gemm import DTYPES, device_arch
+from lowbit.testing.tolerance import bound
+
+FORMATS = ["int4_g128", "int4_g32", "int4", "int8", "int8_g64", "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp4", "nvfp4"]
+SHAPES = [(1040, 1024), (576, 2880), (40, 136), (37, 100), (2112, 7168), (256, 10944)]
+
+
+def acts() -> list[str]:
+    if not torch.cuda.is_available():
+        return ["fp16"]
+    return ["bf16", "fp16"] if device_arch(torch.cuda.current_device()).bf16 else ["fp16"]
+
+
+def make(name: str, n: int, k: int, act: str, *, bias: bool = False, seed: int = 0) -> tuple[lowbit.Linear, Tensor, Tensor | None]:
+    """A layer, its exact float32 weights, and its bias."""
+    random = torch.Generator("cuda").manual_seed(seed)
+    qw = lowbit.quantize(torch.randn(n, k, generator=random, device="cuda") * 0.05, name)
+    b = torch.randn(n, generator=random, device="cuda") if bias else None
+    return lowbit.Linear(qw, bias=b, act=act), qw.dequantize(), b
+
+
+def tokens(m: int, k: int, act: str, seed: int = 1) -> Tensor:
+    return torch.randn(m, k, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(DTYPES[act])
+
+
+def assert_right(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
+    want = x.double() @ w.double().T + (0 if bias is None else bias.double())
+    excess = (y.double() - want).abs() - bound(x, w, bias, y.dtype).double()
+    assert torch.isfinite(y).all()
+    assert excess.max() <= 0, f"worst {excess.max().item()} at {excess.argmax().item()}"
+    assert abs(y.double().norm() / want.norm() - 1) < 2e-3
+
+
+@pytest.mark.parametrize("act", acts())
+@pytest.mark.parametrize("name", FORMATS)
+def test_numbers(name: str, act: str) -> None:
+    for n, k in SHAPES:
+        layer, w, bias = make(name, n, k, act, bias=True)
+        for m in (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 129, 300):
+            x = tokens(m, k, act)
+            assert_right(layer(x), x, w, bias)
+
+
+@pytest.mark.parametrize("act", acts())
+@pytest.mark.parametrize("name", ["int4_g128", "int8", "fp8_e4m3", "mxfp4", "nvfp4"])
+def test_one_hot_tokens_give_columns(name: str, act: str) -> None:
+    n, k = 304, 384
+    layer, w, _ = make(name, n, k, act)
+    for m in (1, 8, 16, 32, 64, 128):  # every kernel of the layer
+        for start in range(0, k, m):
+            x = torch.zeros(m, k, device="cuda", dtype=DTYPES[act])
+            columns = torch.arange(start, min(start + m, k), device="cuda")
+            x[torch.arange(len(columns)), columns] = 1
+            assert torch.equal(layer(x)[: len(columns)], w.T[columns].to(DTYPES[act]))
+
+
+def test_every_row_and_group_has_its_own_scale() -> None:
+    n, k = 272, 512
+    spec = lowbit.WeightSpec.parse("int4_g128")
+    codes = torch.ones(n, k, dtype=torch.uint8, device="cuda")
+    exponents = (torch.arange(n * 4, device="cuda").view(n, 4) * 7) % 40 - 20
+    scales = torch.exp2(exponents.float()).bfloat16()
+    layer = lowbit.Linear(lowbit.QuantWeight.from_values(spec, codes, scales))
+    for m in (1, 8, 16, 32, 64, 128):
+        x = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16)
+        for row in range(m):
+            x[row, row % 4 * 128 + 5] = 1
+        want = torch.stack([scales[:, row % 4] for row in range(m)])
+        assert torch.equal(layer(x), want)
+
+
+def test_same_bits_two_thousand_times() -> None:
+    for n, k, m in ((1040, 1024, 8), (4096, 512, 16), (4096, 4096, 16), (512, 4096, 1), (2048, 2048, 33), (1024, 1024, 130)):
+        layer, _, _ = make("int4_g128", n, k, "bf16")
+        x = tokens(m, k, "bf16")
+        first = layer(x)
+        bad = torch.zeros((), dtype=torch.int64, device="cuda")
+        for _ in range(2000):
+            bad += (layer(x) != first).any()
+        assert bad.item() == 0, (n, k, m)
+
+
+def test_any_leading_dimensions_strides_and_alignment() -> None:
+    layer, w, _ = make("int4_g128", 272, 256, "bf16")
+    x = tokens(24, 256, "bf16")
+    y = layer(x)
+    assert layer(x.view(2, 3, 4, 256)).shape == (2, 3, 4, 272)
+    assert torch.equal(layer(x.view(2, 3, 4, 256)).view(24, 272), y)
+    assert torch.equal(layer(x[5]), y[5:6][0]) or torch.allclose(layer(x[5]).float(), y[5].float(), rtol=1e-2)
+    wide = torch.full((24, 1000), float("nan"), device="cuda", dtype=torch.bfloat16)
+    for offset in (0, 8, 1, 3):  # 16-byte aligned rows, and not
+        wide[:, offset : offset + 256] = x
+        assert torch.equal(layer(wide[:, offset : offset + 256]), y)
+    flat = torch.empty(24 * 256 + 1, device="cuda", dtype=torch.bfloat16)
+    flat[1:] = x.view(-1)
+    assert torch.equal(layer(flat[1:].view(24, 256)), y)
+    assert torch.equal(layer(x.repeat_interleave(2, 0)[::2]), y)
+    assert torch.equal(layer(x.T.contiguous().T), y)
+    assert torch.equal(layer(x[:1].expand(24, 256)), layer(x[:1].repeat(24, 1)))
+    assert layer(x[:0]).shape == (0, 272)
+    assert layer(x.view(2, 12, 256)[:, :0]).shape == (2, 0, 272)
+
+
+def test_nan_stays_in_its_token() -> None:
+    layer, w, _ = make("int4_g128", 272, 384, "bf16")
+    for m in (8, 16, 64):
+        x = tokens(m, 384, "bf16")
+        clean = layer(x)
+        x[3, 100] = float("nan")
+        dirty = layer(x)
+        assert dirty[3].isnan().all()
+        keep = torch.arange(m, device="cuda") != 3
+        assert torch.equal(dirty[keep], clean[keep])
+
+
+def test_outliers_stay_finite() -> None:
+    layer, w, _ = make("int4_g128", 272, 512, "bf16")
+    x = tokens(8, 512, "bf16")
+    x[:, ::37] *= 1e4
+    assert_right(layer(x), x, w)
+
+
+@pytest.mark.parametrize("m", [1, 8, 64])
+def test_graph_replay_sees_new_inputs_and_reloaded_weights(m: int) -> None:
+    layer, w, _ = make("int4_g128", 1040, 1024, "bf16")
+    other, w2, _ = make("int4_g128", 1040, 1024, "bf16", seed=5)
+    x = tokens(m, 1024, "bf16")
+    layer(x)  # compiles outside the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        out = [layer(y) for _ in range(4)]
+    pointer = layer.units.data_ptr()
+    for seed in (2, 3):
+        x.copy_(tokens(m, 1024, "bf16", seed))
+        graph.replay()
+        for y in out:
+            assert_right(y, x, w)
+    layer.load_state_dict(other.state_dict())
+    assert layer.units.data_ptr() == pointer
+    graph.replay()
+    for y in out:
+        assert_right(y, x, w2)
+
+
+def test_first_capture_compiles_and_is_right() -> None:
+    layer, w, _ = make("int4_g64", 528, 640, "bf16")  # a shape no other test has compiled
+    x = tokens(8, 640, "bf16")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    graph.replay()
+    assert_right(y, x, w)
+
+
+def test_weights_written_just_before_are_read() -> None:
+    """A kernel may start before the one ahead of it ends: never before a writer of weights."""
+    layer, w, _ = make("int4_g128", 4096, 4096, "bf16")
+    other, w2, _ = make("int4_g128", 4096, 4096, "bf16", seed=9)
+    x = tokens(8, 4096, "bf16")
+    ones, twos = layer(x).clone(), other(x).clone()
+    units = [layer.units.clone(), other.units.clone()]
+    for i in range(200):
+        layer.units.copy_(units[i % 2])
+        assert torch.equal(layer(x), (ones, twos)[i % 2])
+
+
+def test_inputs_written_just_before_are_read() -> None:
+    layer, _, _ = make("int4_g128", 4096, 1024, "bf16")
+    down, _, _ = make("int4_g128", 1024, 4096, "bf16", seed=2)
+    for m in (1, 8, 16, 64):
+        xs = [tokens(m, 1024, "bf16", seed) for seed in range(8)]
+        want = []
+        for x in xs:
+            torch.cuda.synchronize()
+            hidden = layer(x)
+            torch.cuda.synchronize()
+            want.append(down(hidden))
+        torch.cuda.synchronize()
+        for _ in range(20):
+            for x, y in zip(xs, want, strict=True):
+                assert torch.equal(down(layer(x * 1)), y)
+
+
+def test_streams_and_threads() -> None:
+    layer, _, _ = make("int4_g128", 2048, 2048, "bf16")
+    xs = [tokens(m, 2048, "bf16", m) for m in (1, 5, 8, 16)]
+    want = [layer(x) for x in xs]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(200):
+                j = (index + i) % 4
+                if not torch.equal(layer(xs[j]), want[j]):
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_traced_by_inductor() -> None:
+    torch._dynamo.reset()
+    layer, w, bias = make("int4_g128", 512, 1024, "bf16", bias=True)
+    traced = torch.compile(lambda x: layer(x) * 2, fullgraph=True, dynamic=True)
+    for m in (3, 17, 64):
+        x = tokens(m, 1024, "bf16")
+        assert torch.equal(traced(x), layer(x) * 2)
+    torch.library.opcheck(torch.ops.lowbit.gemm, (tokens(3, 1024, "bf16"), layer.units, layer.channel, layer.bias, "int4_g128", 512, "bf16", "bf16"))
+
+
+def test_copies_moves_and_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    layer, w, bias = make("nvfp4", 272, 512, "bf16", bias=True)
+    x = tokens(5, 512, "bf16")
+    y = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), y)
+    home = copy.deepcopy(layer).to("cpu")
+    assert home.units.device.type == "cpu"
+    assert torch.allclose(home(x.cpu()).float(), y.cpu().float(), rtol=2e-2, atol=1e-3)
+    assert torch.equal(home.to("cuda")(x), y)
+    assert torch.equal(layer.half()(x), y)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    again = lowbit.Linear.empty("nvfp4", 272, 512, bias=True, device="cuda")
+    again.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    assert torch.equal(again(x), y)
+
+
+def test_packing_on_the_gpu_is_packing_on_the_cpu() -> None:
+    for name in FORMATS:
+        qw = lowbit.quantize(torch.randn(144, 512, generator=torch.Generator().manual_seed(3)), name)
+        cpu, gpu = lowbit.pack(qw), lowbit.pack(qw.to("cuda"))
+        assert torch.equal(cpu.units, gpu.units.cpu())
+        assert torch.equal(lowbit.unpack(gpu).codes.cpu(), qw.codes)
+
+
+@pytest.mark.parametrize(("n", "k", "m"), [(65536, 128, 32896), (64, 65536, 32896)], ids=["m*n > 2^31", "m*k > 2^31"])
+def test_beyond_two_to_the_thirty_one_elements(n: int, k: int, m: int) -> None:
+    layer, w, _ = make("int4_g128", n, k, "bf16")
+    x = torch.empty(m, k, device="cuda", dtype=torch.bfloat16)
+    x[:] = tokens(1, k, "bf16")
+    x[-300:] = tokens(300, k, "bf16", 4)
+    y = layer(x)
+    assert_right(y[-300:], x[-300:], w)
+    assert_right(y[:1], x[:1], w)
+
+
+def test_errors() -> None:
+    layer, _, _ = make("int4_g128", 64, 256, "bf16")
+    with pytest.raises(lowbit.BadInput, match="one device"):
+        layer(torch.randn(2, 256, dtype=torch.bfloat16))
+    with pytest.raises(lowbit.BadType, match=r"x must be torch\.bfloat16"):
+        layer(torch.randn(2, 256, device="cuda", dtype=torch.float16))
+    with pytest.raises(lowbit.BadInput, match="last dimension of x must be k=256"):
+        layer(torch.randn(2, 128, device="cuda", dtype=torch.bfloat16))
