@@ -33,7 +33,7 @@ demo: $(STAMP)
 	$(BIN)/lowbit demo
 
 check: $(STAMP)
-	$(BIN)/ruff check lowbit emulator tests
+	$(BIN)/ruff check lowbit emulator tests bench
 	$(BIN)/mypy
 
 test: check
