@@ -16,12 +16,13 @@ from lowbit import reference
 from lowbit.arch import Arch, arch_of_capability
 from lowbit.errors import BadInput, BadType, Unsupported
 from lowbit.jit.cache import Cache
+from lowbit.jit.compile import find_compiler
 from lowbit.jit.generate import generate
 from lowbit.jit.module import Launch, load
 from lowbit.layout.pack import Layout, PackedWeight, unpack
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
 from lowbit.plan.plan import launch_geometry
-from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem
+from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem, check
 from lowbit.weights import WeightSpec
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -121,6 +122,18 @@ class Runner:
         launch = kernel.prepare(Params(), (geometry.block, 1, 1), geometry.smem, cluster=geometry.cluster, pdl=pdl)
         return launch, geometry.grid_x, plan.tokens
 
+    def check_compiler(self) -> None:
+        """Raises now what the first call would raise: Unsupported without a compiler, MissingKernel if kernels must be frozen."""
+        cache = Cache()
+        if cache.jit:
+            try:
+                find_compiler()
+            except Unsupported:
+                cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
+            return
+        for size in BUCKETS:
+            cache.get_or_compile(generate(self.problem, choose(self.problem, size)))
+
     def warm(self, max_m: int) -> None:
         """Compile and load every kernel for 1 <= M <= max_m, in parallel processes."""
         from lowbit.jit.pool import compile_many
@@ -161,10 +174,10 @@ def runner(spec: WeightSpec, n: int, k: int, act: str, out: str, index: int) -> 
     """The process's runner for these values; layers of one shape share kernels."""
     layout = Layout(spec, n, k)
     arch = device_arch(index)
-    from lowbit.problem import check
-
     check(spec, act, arch)
-    return Runner(layout, act, out, index)
+    found = Runner(layout, act, out, index)
+    found.check_compiler()
+    return found
 
 
 def rows_of(x: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernels of every chip in the emulator: right numbers, exactly where that is possible, for every format and shape at risk.
+"""The kernels of every chip in the emulator: right numbers, exact ones where possible, for every format and shape at risk.
 
 The emulator itself reports races, missing fences, reads and writes out of bounds, bytes of y written twice or never.
 """
@@ -24,7 +24,7 @@ from lowbit.weights import QuantWeight, WeightSpec
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 # One chip per way of moving bytes tries every case; the others generate the same text but for the level, and try every format.
-THOROUGH = ("sm_75", "sm_80", "sm_90a", "sm_120a")
+THOROUGH = ("sm_75", "sm_80", "sm_90a")
 SEEDS = (1, 2, 5)  # any warp next; starved warps; copies that land early
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE_FORMATS = (
@@ -62,6 +62,10 @@ class Run:
             x, packed, act=self.act, bias=bias, out_dtype=DTYPES[self.out or self.act], arch=self.chip, plan=self.plan,
             seed=seed, gap=self.gap,
         )  # fmt: skip
+
+
+def name(run: Run) -> str:
+    return f"{run.chip}-{run.spec}-{run.act}-{run.out}-{run.plan}".replace("--", "-").replace(" ", "_")
 
 
 # ---- what is run -------------------------------------------------------------------------------------------------------
@@ -118,7 +122,8 @@ def real(chip: str) -> list[Run]:
             if illegal(run.problem, plan):  # more stages than fit beside x of so few k blocks, say
                 run = Run(chip, spec, plan.tile_rows + 24, k, 1, act, plan, bias=True)
             runs[plan] = run
-    return list(runs.values())[:6]
+    found = list(runs.values())
+    return found[:: -(-len(found) // 6)]
 
 
 def crossed(chip: str) -> list[Run]:
@@ -224,7 +229,7 @@ def test_the_cases_left_out_lack_only_shared_memory(chip: str) -> None:
     assert len(cases_of(chip)) > (80 if chip in THOROUGH else 10)
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in probes(chip)], ids=lambda r: f"{r.chip}-{r.spec}-{r.act}-{r.plan}")
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in probes(chip)], ids=name)
 def test_one_hot_tokens_give_columns_of_the_weight(run: Run) -> None:
     """Every k, every code in every place, every scale by a power of two of its own: exact."""
     qw, packed, w = telling(run.spec, run.n, run.k)
@@ -235,7 +240,7 @@ def test_one_hot_tokens_give_columns_of_the_weight(run: Run) -> None:
     assert w.T.to(got.dtype).float().equal(w.T)  # nothing was hidden by rounding
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in wide_probes(chip)], ids=lambda r: f"{r.chip}-{r.spec}")
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in wide_probes(chip)], ids=name)
 def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
     _, packed, w = telling(run.spec, run.n, run.k)
     step = run.k // run.m + 1
@@ -246,7 +251,7 @@ def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
     assert -(-run.k // 128) > (2 * slots if run.plan.split < 8 else 8)
 
 
-@pytest.mark.parametrize("run", EXACT, ids=lambda r: f"{r.chip}-{r.spec}-{r.act}-{r.plan}")
+@pytest.mark.parametrize("run", EXACT, ids=name)
 def test_sums_of_small_integers_are_exact(run: Run) -> None:
     """All k at once: every partial sum fits float32, in whatever order, so the result is the exact one, rounded once."""
     _, packed, w = telling(run.spec, run.n, run.k, powers=3)
@@ -262,25 +267,26 @@ CASES = [(chip, case) for chip in ARCHS for case in cases_of(chip) if of_case(ch
 
 @pytest.mark.parametrize(("chip", "case"), CASES, ids=[f"{chip}-{i}-{case}" for i, (chip, case) in enumerate(CASES)])
 def test_case(chip: str, case: cases.Case) -> None:
-    for run in of_case(chip, case):
-        compare(run)
+    runs = of_case(chip, case)
+    for run in runs:
+        compare(run, SEEDS if run is runs[-1] else SEEDS[:1])
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in real(chip)], ids=lambda r: f"{r.chip}-{r.spec}-{r.plan}")
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in real(chip)], ids=name)
 def test_plan_of_a_real_layer(run: Run) -> None:
-    compare(run)
+    compare(run, SEEDS[:2])
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in crossed(chip)], ids=lambda r: f"{r.chip}-{r.out}-{r.plan}")
+@pytest.mark.parametrize("run", [r for chip in ARCHS for r in crossed(chip)], ids=name)
 def test_output_of_another_type(run: Run) -> None:
-    compare(run)
+    compare(run, SEEDS)
 
 
-def compare(run: Run) -> None:
+def compare(run: Run, seeds: Sequence[int]) -> None:
     """Within the derived bound of the exact product, and the same bits with every seed."""
     _, packed, w = quantised(run.spec, run.n, run.k)
     x, bias = tokens_of(run)
-    y = run(x, packed, bias)
+    y = run(x, packed, bias, seeds[0])
     want = x.double() @ w.double().T + (0 if bias is None else bias.double())
     limit = tolerance.bound(x, w, bias, y.dtype, level=arch(run.chip).level)
     error = (y.double() - want).abs()
@@ -288,12 +294,12 @@ def compare(run: Run) -> None:
     assert worst <= 1, (run, worst)
     ratio = (y.double().norm() / want.norm()).item()
     assert abs(ratio - 1) <= (limit.norm() / want.norm()).item(), run
-    for seed in SEEDS[1:]:
+    for seed in seeds[1:]:
         assert torch.equal(run(x, packed, bias, seed), y), (run, seed)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
-@pytest.mark.parametrize("chip", THOROUGH)
+@pytest.mark.parametrize("chip", (*THOROUGH, "sm_120a"))
 def test_a_token_that_is_not_finite_spoils_no_other(chip: str, value: float) -> None:
     for run in probes(chip):
         if run.spec not in ("int4_g32", "fp8_e4m3"):
