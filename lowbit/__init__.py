@@ -6,6 +6,8 @@ Only names; importing it starts no CUDA, no compiler and not even torch (names a
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,6 +79,17 @@ __all__ = [
     "unpack",
     "warmup",
 ]
+
+
+class _Package(ModuleType):
+    """Keeps public names what they are: importing the subpackage `quantize` would bind it over the function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -65,6 +65,18 @@ def parse_arch(arch: str | Arch) -> Arch:
     return replace(arch_row(name), sms=int(sms)) if colon else arch_row(name)
 
 
+def bytes_moved(problem: Problem, m: int) -> int:
+    """Weights, scales, x and y of a call with `m` tokens, each once."""
+    layout = layout_of(problem)
+    channel = 4 * problem.n if layout.has_channel else 0
+    return layout.expert_bytes + channel + 2 * m * (problem.k + problem.n)
+
+
+def floor_us(problem: Problem, m: int) -> float:
+    """Microseconds that no kernel can be under: `bytes_moved` at the chip's read rate, GB/s = 1e3 bytes/us."""
+    return bytes_moved(problem, m) / (problem.arch.read_gbs * 1e3)
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why a problem is computed as it is for `m` tokens; `str` is meant to be read. Times are estimates, in us."""
@@ -84,14 +96,12 @@ class Explanation:
     @property
     def bytes_moved(self) -> int:
         """Weights, scales, x and y, each once."""
-        problem, layout = self.problem, layout_of(self.problem)
-        channel = 4 * problem.n if layout.has_channel else 0
-        return layout.expert_bytes + channel + 2 * self.m * (problem.k + problem.n)
+        return bytes_moved(self.problem, self.m)
 
     @property
     def floor_us(self) -> float:
         """Microseconds to read and write `bytes_moved` at the chip's read rate."""
-        return self.bytes_moved / (self.problem.arch.read_gbs * 1e3)
+        return floor_us(self.problem, self.m)
 
     @property
     def parts(self) -> dict[str, float]:

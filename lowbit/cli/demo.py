@@ -20,7 +20,6 @@ from lowbit.cli.options import counts, progress, say, table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lowbit.api import Explanation
     from lowbit.cli.model import Layer
     from lowbit.jit.compile import Compiled
     from lowbit.nn.linear import Linear
@@ -149,41 +148,66 @@ def _specs(layer: Layer, wanted: Sequence[str] | None) -> list[str]:
     return [f"int4_g{group}", "int8", "fp8_e4m3", "mxfp4", "nvfp4"]
 
 
-def _rows(layers: Sequence[Layer], arguments: argparse.Namespace, place: Place) -> list[Row]:
-    """Quantise, plan and compile everything, then run one product after the other."""
-    from lowbit import api
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One product to run: a quantised layer with its exact weights (N, K) float32, and how many tokens."""
+
+    layer: Layer
+    linear: Linear
+    w: Tensor
+    problem: Problem
+    plan: Plan
+    m: int
+
+    @property
+    def pair(self) -> tuple[Problem, Plan]:
+        """What a kernel is made from."""
+        return self.problem, self.plan
+
+
+def _jobs(layers: Sequence[Layer], arguments: argparse.Namespace, place: Place) -> list[Job]:
+    """Every layer in every format for every M, quantised and planned."""
     from lowbit.nn.linear import Linear
-    from lowbit.ops.gemm import DTYPES, problem_of
+    from lowbit.ops.gemm import problem_of
+    from lowbit.plan.choose import choose
     from lowbit.problem import check
     from lowbit.quantize import quantize
-    from lowbit.testing import emulate
     from lowbit.weights import spec as spec_of
 
-    jobs: list[tuple[Layer, Linear, Explanation]] = []
+    jobs = []
     for layer in layers:
         for name in _specs(layer, arguments.spec):
             check(spec_of(name), place.act, place.arch)
-            linear = Linear(quantize(layer.weight, name), layer.bias, place.act)
+            qw = quantize(layer.weight, name)
+            linear, w = Linear(qw, layer.bias, place.act), qw.dequantize()
             problem = problem_of(linear.layout, linear.act, linear.out, place.arch)
-            jobs += [(layer, linear, api.explain(problem, m, compiled=False)) for m in arguments.m]
-    pairs = [(explanation.problem, explanation.plan) for _, _, explanation in jobs]
+            jobs += [Job(layer, linear, w, problem, choose(problem, m), m) for m in arguments.m]
+    return jobs
+
+
+def _rows(layers: Sequence[Layer], arguments: argparse.Namespace, place: Place) -> list[Row]:
+    """Quantise, plan and compile everything, then run one product after the other."""
+    from lowbit.ops.gemm import DTYPES
+    from lowbit.testing import emulate
+
+    jobs = _jobs(layers, arguments, place)
+    pairs = list(dict.fromkeys(job.pair for job in jobs))
     compiled = _compile(pairs)
     kernels = None
     if place.kind == "emulator":
-        say(f"building {len(set(pairs))} kernels for the emulator with the C++ compiler")
+        say(f"building {len(pairs)} kernels for the emulator with the C++ compiler")
         kernels = emulate.build_all(pairs)
     report, rows = progress("running"), []
-    for (layer, linear, explanation), pair in zip(jobs, pairs, strict=True):
-        x, us = layer.x[: explanation.m].to(DTYPES[place.act]), None
+    for job in jobs:
+        x, us, linear = job.layer.x[: job.m].to(DTYPES[place.act]), None, job.linear
         if kernels is not None:
-            packed, plan = linear.packed(), explanation.plan
-            y = kernels.matmul(x, packed, act=place.act, bias=linear.bias, arch=place.arch, plan=plan)
+            y = kernels.matmul(x, linear.packed(), act=place.act, bias=linear.bias, arch=place.arch, plan=job.plan)
         elif place.kind == "gpu":
             y, us = _on_gpu(linear, x)
         else:
             y = linear(x)
-        rows.append(_judged(layer, linear, explanation, x, y, compiled.get(pair), us))
-        report(len(rows), len(jobs), f"{rows[-1].layer} {rows[-1].spec} M={rows[-1].m}")
+        rows.append(_judged(job, x, y, compiled.get(job.pair), us))
+        report(len(rows), len(jobs), f"{job.layer.name} {job.problem.spec} M={job.m}")
     return rows
 
 
@@ -193,11 +217,9 @@ def _compile(pairs: Sequence[tuple[Problem, Plan]]) -> dict[tuple[Problem, Plan]
     from lowbit.jit.generate import generate
     from lowbit.jit.pool import compile_many
 
-    unique = list(dict.fromkeys(pairs))
+    sources = [generate(*pair) for pair in pairs]
     try:
-        return dict(
-            zip(unique, compile_many([generate(*pair) for pair in unique], progress=progress("compiling")), strict=True)
-        )
+        return dict(zip(pairs, compile_many(sources, progress=progress("compiling")), strict=True))
     except (Unsupported, MissingKernel) as error:
         say(f"no registers and compile times: {error}")
         return {}
@@ -212,31 +234,30 @@ def _on_gpu(linear: Linear, x: Tensor) -> tuple[Tensor, float]:
     return copies[0](x).cpu(), graph_us([partial(layer, x) for layer in copies])
 
 
-def _judged(layer: Layer, linear: Linear, explanation: Explanation, x: Tensor, y: Tensor, kernel: Compiled | None,
-            us: float | None) -> Row:  # fmt: skip
+def _judged(job: Job, x: Tensor, y: Tensor, kernel: Compiled | None, us: float | None) -> Row:
     """The row of one product, its errors measured."""
+    from lowbit.api import floor_us
     from lowbit.plan.plan import launch_geometry
     from lowbit.testing.tolerance import bound
 
-    w = linear.quant_weight().dequantize()
-    exact, original = (x.double() @ weight.double().T for weight in (w, layer.weight))
-    offset = 0 if linear.bias is None else linear.bias.double()
-    allowed = bound(x, w, linear.bias, y.dtype, level=explanation.problem.arch.level)
-    problem, plan, m = explanation.problem, explanation.plan, explanation.m
+    problem, plan, bias = job.problem, job.plan, job.linear.bias
+    exact, original = (x.double() @ weight.double().T for weight in (job.w, job.layer.weight))
+    right = exact if bias is None else exact + bias.double()
+    allowed = bound(x, job.w, bias, y.dtype, level=problem.arch.level)
     return Row(
-        layer=layer.name,
+        layer=job.layer.name,
         shape=f"{problem.n}x{problem.k}",
         spec=str(problem.spec),
-        m=m,
+        m=job.m,
         plan=str(plan),
         registers=None if kernel is None else kernel.registers,
-        smem_bytes=launch_geometry(problem, plan, m).smem,
+        smem_bytes=launch_geometry(problem, plan, job.m).smem,
         compile_seconds=None if kernel is None else kernel.seconds,
-        kernel_error=float((y.double() - exact - offset).norm() / (exact + offset).norm()),
-        worst=float(((y.double() - exact - offset).abs() / allowed).max()),
+        kernel_error=float((y.double() - right).norm() / right.norm()),
+        worst=float(((y.double() - right).abs() / allowed).max()),
         quantisation_error=float((exact - original).norm() / original.norm()),
         us=us,
-        floor_us=None if us is None else explanation.floor_us,
+        floor_us=None if us is None else floor_us(problem, job.m),
     )
 
 

@@ -1,7 +1,7 @@
 """How long a plan will take: an analytic estimate that has to rank plans, not to predict microseconds.
 
 Knows rates and counts; it must not know whether a plan is legal. The form is a steady state: layers follow one another, each kernel
-fills its rings while the one before it ends. The coefficients were fitted to 1944 timings of 1658 `stream` plans on an H200
+fills its rings while the one before it ends. The coefficients were fitted to 4641 timings of `stream` plans on an H200
 (docs/notes/2026-12-01-stream-plans.md, with the spread); other chips scale them by their bandwidth and number of SMs.
 """
 
@@ -9,30 +9,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowbit.plan.plan import RESERVED_SMEM, Plan, layout_of, smem_map
+from lowbit.plan.plan import RESERVED_SMEM, Plan, layout_of, natural_registers, register_limit, smem_map
 from lowbit.problem import Problem
 
-CLUSTER_SLOTS = 120 / 132  # share of an H200's SMs that clusters of 4 or 8 can fill; clusters of 2 fill all
+CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 4 or 8 can fill, 120 of 132; clusters of 2 fill all
 CLOCK_MHZ = 1755.0
 
-START_US = 1.56  # dependent launch, wait, barrier, last store
-COLD_START_US = 1.53  # more, where no block of the next kernel fits beside this one's
-WAVE_US = 3.1  # each further wave of blocks
-CLUSTER_US, CLUSTER_BLOCK_US = 0.72, 0.17  # a cluster's two barriers, and each block beyond the first
-SM_RATE = 2.28  # what one SM can read alone, times its fair share of memory bandwidth
-FLIGHT_BYTES = 10e3  # in flight per SM for half of that rate
-PREFETCHED = 0.59  # share of the next kernel's rings that fills while this one runs
-X_BYTES_PER_US = 84e3  # activations from L2 to one SM
-ISSUE_CYCLES, MMA_CYCLES, STAGE_CYCLES = 3.5, 7.0, 103.0  # of a warp: per 8 weights of a lane, per product, per stage
-LATENCY_CYCLES, LATENCY_MMA, LATENCY_STAGE = 3.0, 16.5, 407.0  # the same for a warp that has its sub-core to itself
-REDUCE_US = 0.0016  # one partial sum of one row and token, per thread
+START_US = 1.62  # dependent launch, wait, barrier, last store
+COLD_START_US = 0.45  # more, where no block of the next kernel fits beside this one's
+CROWDED_US = 1.0  # per MB an SM reads and block that it could hold beyond its own and the next kernel's: they pile up on some SMs
+WAVE_US = 2.6  # each further wave of blocks
+CLUSTER_US, CLUSTER_BLOCK_US = 0.79, 0.035  # a cluster's two barriers, and each block beyond the first
+SM_RATE = 3.46  # what one SM could read alone with unlimited bytes in flight, times its fair share of memory bandwidth
+FLIGHT_BYTES = 93e3  # in flight per SM for half of that rate
+PREFETCHED = 0.38  # share of the next kernel's rings that fills while this one runs
+X_BYTES_PER_US = 45.6e3  # activations from L2 to one SM
+ISSUE_CYCLES, MMA_CYCLES, STAGE_CYCLES = 10.9, 7.2, 6.7  # of a warp: per 8 weights of a lane, per product, per stage
+LATENCY_CYCLES, LATENCY_MMA, LATENCY_STAGE = 3.0, 6.4, 604.0  # the same for a warp that has its sub-core to itself
+REDUCE_US = 0.0081  # one partial sum of one row and token, per thread
 
-CONVERT = {
-    "int4": 1.0,
-    "int8": 1.3,
-    "fp8_e4m3": 1.9,
-    "fp4_e2m1": 2.3,
-}  # issue slots against int4, from the SASS of sm_90a
+CONVERT = {"int4": 1.0, "int8": 0.93, "fp8_e4m3": 1.6, "fp4_e2m1": 2.1}  # issue slots per weight against int4
 TILE_EFFICIENCY = 0.55  # of the mma.sync peak that tile_mma reaches, roughly
 TILE_STAGE_US = 0.45  # a 128-k step of one block on an otherwise idle SM
 
@@ -54,13 +50,21 @@ def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
     return _stream(problem, plan, m) if plan.family == "stream" else _tile(problem, plan, m)
 
 
+def _room(problem: Problem, plan: Plan) -> int:
+    """Blocks of this plan that fit one SM at a time, by shared memory, threads and registers."""
+    arch = problem.arch
+    blocks = min(
+        arch.smem_per_sm // (smem_map(problem, plan).total + RESERVED_SMEM), arch.threads_per_sm // plan.threads
+    )
+    used = -(-min(register_limit(plan), natural_registers(problem, plan)) // 8) * 8
+    return max(1, min(blocks, 4 * (16384 // (32 * used)) // plan.warps))
+
+
 def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
     arch, layout, smem = problem.arch, layout_of(problem), smem_map(problem, plan)
     blocks = -(-problem.n // plan.tile_rows) * plan.split * -(-m // plan.tokens)
-    sms = max(1, int(arch.sms * (CLUSTER_SLOTS if plan.split > 2 else 1.0)))
-    room = min(
-        arch.smem_per_sm // (smem.total + RESERVED_SMEM), arch.threads_per_sm // plan.threads
-    )  # blocks an SM can hold
+    sms = max(1, arch.sms * CLUSTER_SMS[0] // CLUSTER_SMS[1]) if plan.split > 2 else arch.sms
+    room = _room(problem, plan)
     per_sm = -(-blocks // sms)  # blocks the busiest SM runs, `resident` of them at a time
     resident = min(per_sm, room)
     k_blocks = -(-layout.k_blocks // plan.split)
@@ -76,7 +80,7 @@ def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
     stream = max(0.0, per_sm * block_bytes - early) / rate
 
     stages = -(-k_blocks // plan.k_warps)
-    words = plan.warp_blocks * 8 * (problem.spec.value.bits / 4)
+    words = plan.warp_blocks * 8
     products = plan.warp_blocks * 8 * -(-plan.tokens // 8)
     convert = CONVERT[problem.spec.value.name]
     rounds = -(-per_sm // resident)
@@ -88,6 +92,7 @@ def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
     x = tokens * k_blocks * 256 * resident / X_BYTES_PER_US
     waves = -(-blocks // (sms * room))
     fixed = START_US + (COLD_START_US if room <= per_sm else 0.0) + WAVE_US * (waves - 1)
+    fixed += CROWDED_US * max(0, room - per_sm - 1) * block_bytes / 1e6
     if plan.split > 1:
         fixed += CLUSTER_US + CLUSTER_BLOCK_US * (plan.split - 1)
     fixed += REDUCE_US * per_sm * plan.k_warps * tokens * plan.tile_rows / plan.threads
@@ -96,9 +101,9 @@ def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
 
 
 def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
-    arch, layout, smem = problem.arch, layout_of(problem), smem_map(problem, plan)
+    arch, layout = problem.arch, layout_of(problem)
     row_tiles, token_tiles = -(-problem.n // plan.tile_rows), -(-m // plan.tokens)
-    room = max(1, min(arch.smem_per_sm // (smem.total + RESERVED_SMEM), arch.threads_per_sm // plan.threads))
+    room = _room(problem, plan)
     rounds = -(-row_tiles * token_tiles // (arch.sms * room))
     memory = layout.expert_bytes / (arch.read_gbs * 1e3)
     flops_per_block = 2.0 * plan.tile_rows * plan.tokens * layout.k_blocks * 128

@@ -143,11 +143,7 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
         reasons += _illegal_stream(problem, plan)
     else:
         reasons += _illegal_tile(plan)
-    # accumulators, partial sums, one step of B, and what the loop needs besides
-    token_tiles = -(-plan.tokens // token_step)
-    sums = 2 if layout_of(problem).grouped else 1
-    registers = 4 * token_tiles * plan.warp_blocks * sums + 4 * token_tiles + 4 * plan.warp_blocks + 40
-    limit = min(255, 65536 // (plan.threads * plan.blocks_per_sm) // 8 * 8)
+    registers, limit = least_registers(problem, plan), register_limit(plan)
     if registers > limit:
         reasons.append(
             f"about {registers} registers a thread are needed, {limit} are there with {plan.threads} threads x {plan.blocks_per_sm} blocks"
@@ -160,6 +156,28 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
             f"{plan.blocks_per_sm} blocks of {total} bytes of shared memory exceed {arch.smem_per_sm} per SM on {arch.name}"
         )
     return tuple(reasons)
+
+
+def register_limit(plan: Plan) -> int:
+    """Registers a thread can have: each of an SM's four sub-cores has 16384, given to warps in units of 8 per thread."""
+    warps = -(-plan.warps * plan.blocks_per_sm // 4)
+    return min(255, 16384 // (32 * warps) // 8 * 8)
+
+
+def natural_registers(problem: Problem, plan: Plan) -> int:
+    """About what the compiler takes where it may: with several groups in a unit it keeps all their scales alive."""
+    return least_registers(problem, plan) * (29 if layout_of(problem).steps > 1 else 20) // 20
+
+
+def least_registers(problem: Problem, plan: Plan) -> int:
+    """About what a thread needs, so that nothing spills: fitted to compile reports of all formats."""
+    layout = layout_of(problem)
+    token_tiles = -(-plan.tokens // (8 * plan.token_warps))
+    tiles = token_tiles * plan.warp_blocks
+    sums = 2 if layout.grouped else 1  # accumulators, and partial sums of a group
+    scale_words = -(-layout.scale_bytes // 32) * plan.warp_blocks  # of a lane: rows g and g + 8
+    several = 8 if layout.steps > 1 and tiles >= 4 else 0  # scales of more than one group are alive at once
+    return 4 * tiles * sums + 4 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
 def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:

@@ -63,6 +63,22 @@ def test_every_public_name_resolves_without_starting_anything(tmp_path: Path) ->
     assert not (tmp_path / "cache").exists()
 
 
+def test_public_names_do_not_depend_on_what_was_imported_first(tmp_path: Path) -> None:
+    """`lowbit.quantize` is the function, though a subpackage has its name."""
+    code = """
+from lowbit.quantize import quantize
+from lowbit.quantize.rtn import round_scale
+import lowbit
+assert lowbit.quantize is quantize
+from lowbit import quantize as other
+assert other is quantize
+import lowbit.quantize.block_float
+assert lowbit.quantize is quantize
+"""
+    done = process(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
     done = process("import lowbit; lowbit.nothing", tmp_path)
     assert "module 'lowbit' has no attribute 'nothing'" in done.stderr
