@@ -9,6 +9,7 @@
 #define HW_KERNEL_RESIDENT(threads, blocks) inline void
 #define HW_GRID_CONST
 #define HW_UNROLL
+#define HW_NO_UNROLL
 
 namespace hw {
 typedef unsigned char u8;

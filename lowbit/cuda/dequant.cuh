@@ -113,22 +113,22 @@ struct ScaleE4m3 {  // as above: bits in place, times 2^120
     }
 };
 
-// The group scales of rows g and g + 8 of one unit: [step][row], contiguous for a lane.
-template <class Scale, int kSteps> struct UnitScales {
-    static constexpr u32 kLaneBytes = 2 * kSteps * Scale::kBytes, kWords = (kLaneBytes + 3) / 4;
+// The scales of kGroups consecutive groups of rows g and g + 8, of the kSteps groups of a unit: [group][row], contiguous for a lane.
+template <class Scale, int kSteps, int kGroups> struct UnitScales {
+    static constexpr u32 kBytes = 2 * kGroups * Scale::kBytes, kWords = (kBytes + 3) / 4;
     u32 w[kWords];
-    HW_FN void load(u32 smem_scales) {
-        const u32 at = smem_scales + lane_id() / 4 * kLaneBytes;
-        if constexpr (kLaneBytes == 2) w[0] = ld_shared_u16(at);
-        if constexpr (kLaneBytes == 4) w[0] = ld_shared_u32(at);
-        if constexpr (kLaneBytes == 8) { const U2 v = ld_shared_v2(at); w[0] = v.x; w[1] = v.y; }
-        if constexpr (kLaneBytes >= 16)
+    HW_FN void load(u32 smem_scales, u32 first) {  // the first-th set of kGroups
+        const u32 at = smem_scales + lane_id() / 4 * (2 * kSteps * Scale::kBytes) + first * kBytes;
+        if constexpr (kBytes == 2) w[0] = ld_shared_u16(at);
+        if constexpr (kBytes == 4) w[0] = ld_shared_u32(at);
+        if constexpr (kBytes == 8) { const U2 v = ld_shared_v2(at); w[0] = v.x; w[1] = v.y; }
+        if constexpr (kBytes >= 16)
             HW_UNROLL for (u32 i = 0; i < kWords; i += 4) { const U4 v = ld_shared_v4(at + 4 * i); w[i] = v.x; w[i + 1] = v.y; w[i + 2] = v.z; w[i + 3] = v.w; }
     }
-    HW_FN float get(int step, int half) const { return Scale::value(w, 2 * step + half); }
+    HW_FN float get(int group, int half) const { return Scale::value(w, 2 * group + half); }
 };
-template <int kSteps> struct UnitScales<NoScale, kSteps> {
-    HW_FN void load(u32) {}
+template <int kSteps, int kGroups> struct UnitScales<NoScale, kSteps, kGroups> {
+    HW_FN void load(u32, u32) {}
     HW_FN float get(int, int) const { return 1.0f; }
 };
 }  // namespace lowbit

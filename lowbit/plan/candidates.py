@@ -49,9 +49,11 @@ def enumerate_plans(problem: Problem, m: int) -> Iterator[Plan]:
         yield from _stream(problem, min(tokens, STREAM_TOKENS))
     for narrower in sorted({max(8, tokens), max(8, tokens // 2), max(8, tokens // 4)}, reverse=True):
         yield from _tile(narrower)
-    # Small plans that are legal wherever anything is: the last resort of the smallest layers and chips.
-    yield Plan("stream", min(tokens, 8), 1, 1, stages=2)
-    yield Plan("tile_mma", 8, 1, 2, stages=2)
+    # Small plans that are legal wherever anything is: the last resort of the smallest layers and chips. Not so small in the last
+    # bucket, whose grid must reach a million tokens.
+    if tokens <= 2 * STREAM_TOKENS:
+        yield Plan("stream", min(tokens, 8), 1, 1, stages=2)
+    yield Plan("tile_mma", 32 if tokens == BUCKETS[-1] else 8, 1, 2, stages=2)
 
 
 def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:

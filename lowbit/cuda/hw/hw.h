@@ -6,6 +6,7 @@
 #define HW_KERNEL_RESIDENT(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define HW_GRID_CONST __grid_constant__
 #define HW_UNROLL _Pragma("unroll")
+#define HW_NO_UNROLL _Pragma("unroll 1")
 
 namespace hw {
 typedef unsigned char u8;

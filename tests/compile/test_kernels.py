@@ -1,0 +1,123 @@
+"""What the plan chooser gives compiles for every architecture: no spills, no stack, registers that fit the blocks it counts on.
+
+Real compilers, no GPU. Numbers are the matter of tests/emu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lowbit.arch import ARCHS, arch
+from lowbit.errors import Unsupported
+from lowbit.jit.compile import UNKNOWN, Compiled, compile_source, find_compiler
+from lowbit.jit.generate import generate
+from lowbit.jit.pool import compile_many
+from lowbit.jit.source import Source
+from lowbit.jit.toolkit import find_nvcc
+from lowbit.plan.candidates import candidates
+from lowbit.plan.choose import BUCKETS, choose
+from lowbit.plan.plan import FAMILIES, Plan, layout_of, smem_map
+from lowbit.problem import Problem
+from lowbit.weights import WeightSpec
+
+
+def _nvrtc_obstacle() -> str:
+    try:
+        find_compiler("nvrtc")
+    except Unsupported as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(_nvrtc_obstacle()), reason=_nvrtc_obstacle() or "NVRTC is here")
+
+FORMATS = ("int4_g128", "nvfp4", "int8", "int4_g32", "fp8_e4m3", "mxfp4", "fp8_e4m3_b128x128", "int4_g64", "int4", "mxfp8")
+COPIES = ("sm_87", "sm_103a", "sm_110a", "sm_121a")  # chips whose code is that of another row: three formats will do
+SHAPES = ((4096, 4096), (2880, 2880), (576, 7168), (7168, 18432), (37, 136))
+REGISTERS_PER_SM = 65536
+
+
+def problem_of(spec: str, n: int, k: int, chip: str, act: str) -> Problem:
+    return Problem(WeightSpec.parse(spec), act, act, n, k, arch(chip))
+
+
+def chosen(chip: str) -> Iterator[tuple[Problem, Plan]]:
+    """For every format all buckets of one shape; shapes and activations take turns."""
+    row = arch(chip)
+    for i, spec in enumerate(FORMATS[:3] if chip in COPIES else FORMATS):
+        n, k = SHAPES[(i + row.level) % len(SHAPES)]
+        act = "fp16" if i % 3 == 2 or not row.bf16 else "bf16"
+        problem = problem_of(spec, n, k, chip, act)
+        for m in BUCKETS:
+            yield problem, choose(problem, m)
+
+
+def extremes(chip: str) -> Iterator[tuple[Problem, Plan]]:
+    """Legal candidates at the ends of what the chooser looks at: most threads, blocks, accumulators, shared memory."""
+    row = arch(chip)
+    problem = problem_of("nvfp4", 4096, 4096, chip, "bf16" if row.bf16 else "fp16")
+    unit = layout_of(problem).unit_bytes
+    for m in (8, 32, 128):
+        for family in FAMILIES:
+            plans = [plan for plan in candidates(problem, m) if plan.family == family]
+            if plans:
+                yield problem, max(plans, key=lambda p: (p.threads * p.blocks_per_sm, p.warp_blocks))
+                yield problem, max(plans, key=lambda p: p.warp_blocks * p.tokens / p.token_warps * p.threads * p.blocks_per_sm)
+                yield problem, max(plans, key=lambda p: (smem_map(problem, p).total * p.blocks_per_sm, p.threads))
+                yield problem, min(plans, key=lambda p: (p.threads, p.stages * p.warp_blocks * unit))
+
+
+def pairs(chip: str) -> dict[Source, Plan]:
+    found = [*chosen(chip), *(() if chip in COPIES else extremes(chip))]
+    return {generate(problem, plan): plan for problem, plan in found}
+
+
+def fault(compiled: Compiled, plan: Plan) -> str:
+    """What is wrong with the compiler's report; empty if nothing is."""
+    limit = min(255, REGISTERS_PER_SM // (plan.threads * plan.blocks_per_sm))
+    bad = []
+    if UNKNOWN in (compiled.registers, compiled.spill_bytes, compiled.stack_bytes, compiled.static_smem):
+        bad.append("the log has no report")
+    if compiled.spill_bytes or compiled.stack_bytes:
+        bad.append(f"spills {compiled.spill_bytes} bytes, stack {compiled.stack_bytes}")
+    if not 16 <= compiled.registers or -(-compiled.registers // 8) * 8 > limit:
+        bad.append(f"{compiled.registers} registers, limit {limit}")
+    if compiled.static_smem:
+        bad.append(f"{compiled.static_smem} bytes of static shared memory")
+    return f"{compiled.source.arch} {compiled.source.label}: {'; '.join(bad)}" if bad else ""
+
+
+@pytest.mark.parametrize("chip", ARCHS)
+def test_kernels_of_the_chooser_compile_without_spills(chip: str) -> None:
+    plans = pairs(chip)
+    assert {plan.family for plan in plans.values()} == set(FAMILIES)
+    assert len(plans) >= (12 if chip in COPIES else 50)
+    compiled = compile_many(list(plans), workers=2)
+    assert [text for c in compiled if (text := fault(c, plans[c.source]))] == []
+    assert all(c.cubin.startswith(b"\x7fELF") for c in compiled)
+
+
+def test_a_kernel_that_spills_would_be_seen() -> None:
+    """The same kernel, promised to fit more blocks than its registers allow."""
+    problem = problem_of("int4_g32", 4096, 4096, "sm_90a", "bf16")
+    plan = Plan("stream", 32, 4, 4, stages=2)
+    source = generate(problem, plan)
+    crowded = Source(
+        source.text.replace("HW_KERNEL_RESIDENT(128, 1)", "HW_KERNEL_RESIDENT(128, 16)"),
+        source.entry, source.arch, source.label, source.headers,
+    )  # fmt: skip
+    assert crowded.text != source.text
+    assert "spills" in fault(compile_source(crowded, compiler=find_compiler("nvrtc")), plan)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc in CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda*")
+@pytest.mark.parametrize("chip", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nvcc_takes_a_kernel_of_each_family(family: str, chip: str) -> None:
+    problem = problem_of("int4_g128", 512, 1024, chip, "fp16")
+    plan = {"stream": Plan("stream", 8, 2, 4, stages=2), "tile_mma": Plan("tile_mma", 32, 2, 2, token_warps=2)}[family]
+    compiled = compile_source(generate(problem, plan), compiler=find_compiler("nvcc"))
+    assert fault(compiled, plan) == ""
+    assert compiled.compiler.startswith("nvcc")

@@ -1,0 +1,209 @@
+"""Faults planted into private copies of the kernels, one at a time: each must be reported, with every seed.
+
+A fault that passes here would pass everywhere: mend the emulator or the tests, never the list. What the numbers of sound
+kernels are is the matter of test_kernels.py.
+"""
+
+# ruff: noqa: E501 - a fault a line, so that the list reads as a table
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from test_kernels import DTYPES, Run, telling
+
+import emulator
+from lowbit.errors import LaunchError
+from lowbit.jit.generate import generate
+from lowbit.plan.plan import Plan
+from lowbit.testing import emulate
+
+SEEDS = (1, 2, 5)
+
+# Two tiles of rows with a ragged end, nine blocks of k with a ragged end, two tiles of tokens, rows of x apart.
+CLUSTER = Run("sm_90a", "int4_g32", 104, 1144, 11, "bf16", Plan("stream", 8, 2, 2, k_warps=2, split=2, stages=2, x_chunks=2), bias=True, gap=1)
+BULK = replace(CLUSTER, plan=Plan("stream", 8, 2, 2, k_warps=1, stages=2, x_chunks=3))
+FEW = replace(CLUSTER, plan=Plan("stream", 4, 1, 2, k_warps=2, stages=3), m=5)
+ODD = replace(CLUSTER, plan=Plan("stream", 8, 1, 2, stages=2), n=37)
+INT8 = replace(CLUSTER, spec="int8")
+AMPERE = replace(CLUSTER, chip="sm_80", plan=Plan("stream", 8, 2, 2, k_warps=2, stages=2))
+TURING = replace(AMPERE, chip="sm_75", act="fp16")
+TILE = replace(AMPERE, plan=Plan("tile_mma", 32, 2, 2, token_warps=2, stages=3), m=35)
+TILE_TURING = replace(TILE, chip="sm_75", act="fp16", plan=Plan("tile_mma", 16, 2, 2, token_warps=2, stages=2))
+TILE_HOPPER = replace(TILE, chip="sm_90a")
+SETTINGS = {
+    "cluster": CLUSTER, "bulk": BULK, "few tokens": FEW, "odd rows": ODD, "int8": INT8, "fp16": replace(AMPERE, act="fp16"),
+    "cp.async": AMPERE, "registers": TURING, "tile": TILE, "tile, registers": TILE_TURING, "tile, sm_90": TILE_HOPPER,
+    "mxfp4": replace(BULK, spec="mxfp4"), "fp8": replace(BULK, spec="fp8_e4m3"), "nvfp4": replace(BULK, spec="nvfp4"),
+    "e8m0, two words": replace(BULK, spec="fp4_e2m1_g16_e8m0"), "registers, one stage": replace(TURING, plan=Plan("stream", 8, 2, 2, stages=1)),
+}  # fmt: skip
+
+UNWAITED = "target of an asynchronous copy that has not been waited for"
+RACE = "race: "
+UNWRITTEN = "which was never written"
+UNORDERED = f"{RACE}|{UNWAITED}|{UNWRITTEN}"  # the order of the run decides which of them is met first
+NUMBERS = "wrong numbers"
+EXIT = "cluster CTA . exits, and|cluster CTA . has already exited"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`old` becomes `new` in one header; the outcome of every seed must match the pattern `want`."""
+
+    risk: str
+    where: str  # of SETTINGS
+    file: str
+    old: str
+    new: str
+    want: str
+
+
+FAULTS = [
+    # ---- the ring of a warp
+    Fault("stage not waited for", "bulk", "ring.cuh", "mbar_wait(bars + 8 * slot, phase);", ";", UNORDERED),
+    Fault("phase never flips", "bulk", "ring.cuh", "phase ^= 1;", "phase ^= 0;", f"{UNWAITED}|deadlock"),
+    Fault("phase flips every stage", "bulk", "ring.cuh", "{ slot = 0; phase ^= 1; }", "slot = 0; phase ^= 1;", f"{UNWAITED}|deadlock"),
+    Fault("missing proxy fence at release", "bulk", "ring.cuh", "if constexpr (C::kMover == kBulk) fence_async();", "", "executed no fence.proxy.async between its read and the barrier"),
+    Fault("missing proxy fence at release, cluster", "cluster", "ring.cuh", "if constexpr (C::kMover == kBulk) fence_async();", "", "executed no fence.proxy.async between its read and the barrier"),
+    Fault("proxy fence after the warp's barrier", "bulk", "ring.cuh", "if constexpr (C::kMover == kBulk) fence_async();\n        syncwarp();", "syncwarp();\n        fence_async();", "executed no fence.proxy.async between its read and the barrier"),
+    Fault("released without the warp's barrier", "bulk", "ring.cuh", "        syncwarp();\n        issue(slot);", "        issue(slot);", "may still be reading|" + UNWAITED),
+    Fault("released without the warp's barrier, cp.async", "cp.async", "ring.cuh", "        syncwarp();\n        issue(slot);", "        issue(slot);", "may still be reading|" + UNWAITED),
+    Fault("released before the reads", "bulk", "product.cuh", "if (v == kVectors - 1) after_reads();", "if (v == 0) after_reads();", UNORDERED),
+    Fault("released before the reads, cp.async", "cp.async", "product.cuh", "if (v == kVectors - 1) after_reads();", "if (v == 0) after_reads();", UNWAITED),
+    Fault("released before the reads, registers", "registers", "product.cuh", "if (v == kVectors - 1) after_reads();", "if (v == 0) after_reads();", f"{RACE}|{NUMBERS}"),
+    Fault("no fence after the ring's barriers are made", "bulk", "ring.cuh", "            fence_mbar_init();\n", "", "no fence.mbarrier_init"),
+    Fault("ring barrier expects an arrival nobody makes", "bulk", "ring.cuh", "mbar_init(bars + 8 * s, 1);", "mbar_init(bars + 8 * s, 2);", "deadlock"),
+    Fault("stage expects 16 bytes more", "bulk", "ring.cuh", "mbar_arrive_expect_tx(bars + 8 * s, bytes);", "mbar_arrive_expect_tx(bars + 8 * s, bytes + 16);", "deadlock"),
+    Fault("stage expects 16 bytes less", "bulk", "ring.cuh", "mbar_arrive_expect_tx(bars + 8 * s, bytes);", "mbar_arrive_expect_tx(bars + 8 * s, bytes - 16);", "deadlock"),
+    Fault("cp.async wait one group short", "cp.async", "ring.cuh", "cp_async_wait<C::kStages - 1>();", "cp_async_wait<C::kStages>();", UNWAITED),
+    Fault("no commit for an empty stage", "cp.async", "ring.cuh", "            copy_commit<C>();\n        }\n        if (more)", "            if (more) copy_commit<C>();\n        }\n        if (more)", UNWAITED),
+    Fault("stage copied by other lanes, no barrier", "cp.async", "ring.cuh", "if constexpr (C::kMover != kBulk) syncwarp();", "", UNORDERED),
+    Fault("stage stored by other lanes, no barrier", "registers, one stage", "ring.cuh", "if constexpr (C::kMover != kBulk) syncwarp();", "", UNORDERED),
+    Fault("one stage too many issued", "bulk", "ring.cuh", "to_issue = count;", "to_issue = count + 1;", "out of bounds|deadlock|exits|target of an asynchronous copy"),
+    Fault("one stage too few issued", "bulk", "ring.cuh", "to_issue = count;", "to_issue = count - (count > 2);", "deadlock"),
+    Fault("source does not advance", "bulk", "ring.cuh", "next += stride;", "next += 0;", NUMBERS),
+    # ---- stream: weights
+    Fault("ragged tile copies whole stages", "bulk", "stream.cuh", "num_blocks * C::kUnitBytes, stages", "C::kWarpBlocks * C::kUnitBytes, stages", f"out of bounds|{NUMBERS}"),
+    Fault("short panel taken for a whole one", "cluster", "stream.cuh", "panel_blocks = smaller<u32>(8, kRowBlocks - panel * 8)", "panel_blocks = 8", f"out of bounds|{NUMBERS}"),
+    Fault("row block past the end read", "bulk", "stream.cuh", "smaller(r, num_blocks - 1)", "r", UNWRITTEN),
+    Fault("last k block of an uneven cut dropped", "cluster", "stream.cuh", "k_end((rank + 1) * kKBlocks / C::kSplit)", "k_end((rank + 1) * (kKBlocks / C::kSplit))", NUMBERS),
+    Fault("k warp starts one block late", "cluster", "stream.cuh", "const u32 block = k_warp + i * C::kKWarps;", "const u32 block = (k_warp ^ 1) + i * C::kKWarps;", f"{NUMBERS}|{UNWRITTEN}|out of bounds|{UNWAITED}|deadlock"),
+    # ---- stream: x
+    Fault("x read before griddepcontrol.wait", "bulk", "stream.cuh", "            griddep_wait();\n", "", "no griddepcontrol.wait lies before"),
+    Fault("x read before griddepcontrol.wait, small copies", "few tokens", "stream.cuh", "            griddep_wait();\n", "", "no griddepcontrol.wait lies before"),
+    Fault("no barrier after x barriers are made", "bulk", "stream.cuh", "            syncthreads();  // barriers and zeros are visible to all; still before the wait, so off the critical path\n", "", f"initialisation|no mbarrier was initialised|{UNWRITTEN}|{RACE}"),
+    Fault("no fence after x barriers are made", "bulk", "stream.cuh", "            fence_mbar_init();\n", "", "no fence.mbarrier_init"),
+    Fault("x chunk waited for one late", "bulk", "stream.cuh", "seen <= block / kChunkBlocks", "seen < block / kChunkBlocks", UNORDERED),
+    Fault("x chunk expects the bytes of one token", "bulk", "stream.cuh", "(end - begin) * tokens", "(end - begin)", UNWAITED),
+    Fault("every warp copies every x chunk", "bulk", "stream.cuh", "for (u32 c = warp; c < C::kXChunks; c += kWarps)", "for (u32 c = 0; c < C::kXChunks; ++c)", "more than its 1 arrivals|target of an asynchronous copy"),
+    Fault("small copies of x not waited for", "few tokens", "stream.cuh", "                cp_async_wait<0>();\n", "", UNWAITED),
+    Fault("small copies of x not shared", "few tokens", "stream.cuh", "                cp_async_wait<0>();\n                syncthreads();", "                cp_async_wait<0>();", UNORDERED),
+    Fault("x not waited for before the ring's stages", "cp.async", "stream.cuh", "cp_async_wait<C::kStages>();  // x", "cp_async_wait<C::kStages + 1>();  // x", UNORDERED),
+    Fault("x stored by other threads, no barrier", "registers", "stream.cuh", "            syncthreads();\n        }\n\n", "        }\n\n", UNORDERED),
+    Fault("k tail of x not zeroed", "bulk", "stream.cuh", "if constexpr (C::kK % 128 != 0) {", "if constexpr (false) {", UNWRITTEN),
+    Fault("k tail of x zeroed for one token only", "bulk", "stream.cuh", "i < tokens * vectors; i += kThreads)\n                st_shared", "i < vectors; i += kThreads)\n                st_shared", UNWRITTEN),
+    Fault("x read past the end of a row", "bulk", "stream.cuh", "smaller<u32>(k_end * 128, C::kK) * 2", "k_end * 256", f"out of bounds|{NUMBERS}"),
+    Fault("tokens past the end read", "bulk", "stream.cuh", "smaller(n * 8 + lane % 8, tokens - 1)", "(n * 8 + lane % 8)", UNWRITTEN),
+    Fault("pitch of x ignored", "bulk", "stream.cuh", "* p.x_pitch", "* (C::kK * 2)", NUMBERS),
+    Fault("second token tile reads the first one's x", "bulk", "stream.cuh", "p.x + (token0 + token)", "p.x + (token)", NUMBERS),
+    # ---- stream: sums
+    Fault("no barrier before the sum", "cp.async", "stream.cuh", "else syncthreads();\n        for (u32 id", "\n        for (u32 id", UNORDERED),
+    Fault("no cluster barrier before the sum", "cluster", "stream.cuh", "{ cluster_arrive(); cluster_wait(); } else", "syncthreads(); else", UNORDERED),
+    Fault("cluster arrival without a wait before the sum", "cluster", "stream.cuh", "{ cluster_arrive(); cluster_wait(); } else", "cluster_arrive(); else", f"{RACE}|{UNWRITTEN}|{UNWAITED}|twice without a wait"),
+    Fault("relaxed arrival before the sum", "cluster", "stream.cuh", "{ cluster_arrive(); cluster_wait(); } else", "{ cluster_arrive_relaxed(); cluster_wait(); } else", RACE),
+    Fault("no cluster barrier before the exit", "cluster", "stream.cuh", "if constexpr (C::kSplit > 1) { cluster_arrive_relaxed(); cluster_wait(); }", "", EXIT),
+    Fault("cluster barrier before the exit not waited for", "cluster", "stream.cuh", "{ cluster_arrive_relaxed(); cluster_wait(); }", "cluster_arrive_relaxed();", EXIT),
+    Fault("partial sums of two warps overlap", "cluster", "stream.cuh", "store_partials(smem + warp * kWarpRing,", "store_partials(smem + warp / 2 * 2 * kWarpRing,", UNORDERED),
+    Fault("partial sums of the wrong k warp", "cluster", "stream.cuh", "k * C::kRowWarps * kWarpRing", "k * kWarpRing", f"{NUMBERS}|{UNWRITTEN}"),
+    Fault("sums of the own block only", "cluster", "stream.cuh", "mapa(at, s)", "mapa(at, rank)", NUMBERS),
+    Fault("all blocks of a cluster finish the same rows", "cluster", "stream.cuh", "row = (rank * kQuads + id % kQuads) * 4", "row = (id % kQuads) * 4", "a second time"),
+    Fault("rows past the end stored", "bulk", "stream.cuh", "if (tile * kTileRows + row >= C::kN) continue;", "", f"{UNWRITTEN}|a second time|out of bounds"),
+    Fault("all token tiles store to the first", "bulk", "stream.cuh", "store_quad<C>(p, token0 + token,", "store_quad<C>(p, token,", "a second time"),
+    # ---- conversion and scales
+    Fault("registers of a fragment swapped", "bulk", "dequant.cuh", "a[i] = Bf16::fma(v & 0x000f000f", "a[i ^ 2] = Bf16::fma(v & 0x000f000f", NUMBERS),
+    Fault("low and high nibble swapped", "fp16", "dequant.cuh", "F16::fma(v & 0x00f000f0, 0x68006800", "F16::fma((v & 0x000f000f) << 4, 0x68006800", NUMBERS),
+    Fault("offset of int8 one too small", "int8", "dequant.cuh", "0x7f007f00, 0xc000c000)", "0x7f007f00, 0xbffebffe)", NUMBERS),
+    Fault("bytes of int8 in the wrong order", "int8", "dequant.cuh", "a[i] = Bf16::fma(w[i / 2] >> 8 * (i & 1) &", "a[i] = Bf16::fma(w[i & 1] >> 8 * (i / 2) &", NUMBERS),
+    Fault("sign of e2m1 lost", "mxfp4", "dequant.cuh", "(shift(w[0], 12 - 4 * i) & 0x80008000) | magnitude", "magnitude", NUMBERS),
+    Fault("sign of e4m3 lost", "fp8", "dequant.cuh", "(shift(v, 8 - 8 * (i & 1)) & 0x80008000) | magnitude", "magnitude", NUMBERS),
+    Fault("scales of rows g and g + 8 swapped", "bulk", "dequant.cuh", "Scale::value(w, 2 * group + half)", "Scale::value(w, 2 * group + (half ^ 1))", NUMBERS),
+    Fault("scale of the first group for all", "bulk", "dequant.cuh", "Scale::value(w, 2 * group + half)", "Scale::value(w, half)", NUMBERS),
+    Fault("scales of another row", "bulk", "dequant.cuh", "smem_scales + lane_id() / 4 *", "smem_scales + lane_id() % 8 *", NUMBERS),
+    Fault("only the first word of e8m0 scales read", "e8m0, two words", "dequant.cuh", "const u32 bits = (w[i / 4] >> 8 * (i & 3) & 0xff) << 23;", "const u32 bits = (w[0] >> 8 * (i & 3) & 0xff) << 23;", NUMBERS),
+    Fault("only the first word of e4m3 scales read", "nvfp4", "dequant.cuh", "const u32 code = w[i / 4] >>", "const u32 code = w[0] >>", NUMBERS),
+    Fault("exponent offset of the conversion left in", "bulk", "product.cuh", "step * 16 / kStep, e / 2), Convert::kFactor)", "step * 16 / kStep, e / 2), 1.0f)", NUMBERS),
+    Fault("exponent offset of the conversion left in, channel scales", "int8", "epilogue.cuh", "mul_f32(sum[i], kFactor)", "sum[i]", NUMBERS),
+    Fault("partial sums of a group not started anew", "bulk", "product.cuh", "part[r][n][e] = 0;", "if (v + step == 0) part[r][n][e] = 0;", NUMBERS),
+    Fault("second half of a pair multiplied with the first's tokens", "bulk", "product.cuh", "{b[n][2 * j], b[n][2 * j + 1]}", "{b[n][0], b[n][1]}", NUMBERS),
+    # ---- epilogue
+    Fault("rows past an odd end stored", "odd rows", "epilogue.cuh", "if (row + i < C::kN) st_global_u16", "st_global_u16", "a second time|out of bounds"),
+    Fault("bias read past an odd end", "odd rows", "epilogue.cuh", "        if (row + i < C::kN) v[i]", "        v[i]", "out of bounds"),
+    Fault("bias forgotten", "bulk", "epilogue.cuh", "load_rows<C>(p.bias, row, {0, 0, 0, 0})", "U4{0, 0, 0, 0}", NUMBERS),
+    Fault("bias multiplied with the channel scale", "int8", "epilogue.cuh", "fma_f32(mul_f32(sum[i], kFactor), as_f32(scale[i]), as_f32(bias[i]))", "mul_f32(add_f32(mul_f32(sum[i], kFactor), as_f32(bias[i])), as_f32(scale[i]))", NUMBERS),
+    Fault("sums of rows g + 8 stored to rows g", "bulk", "epilogue.cuh", "(r * 16 + g + e / 2 * 8) * 4", "(r * 16 + g) * 4", f"{UNWRITTEN}|{NUMBERS}|{UNWAITED}"),
+    Fault("two outputs swapped", "bulk", "epilogue.cuh", "C::Out::pack(v[0], v[1])", "C::Out::pack(v[1], v[0])", NUMBERS),
+    # ---- tile_mma
+    Fault("tile: cp.async wait one group short", "tile", "tile_mma.cuh", "cp_async_wait<C::kStages - 2>();", "cp_async_wait<C::kStages - 1>();", UNWAITED),
+    Fault("tile: no barrier per stage", "tile", "tile_mma.cuh", "            syncthreads();  // stage", "            // stage", UNORDERED),
+    Fault("tile: no barrier per stage, registers", "tile, registers", "tile_mma.cuh", "            syncthreads();  // stage", "            // stage", UNORDERED),
+    Fault("tile: ring refilled one stage early", "tile", "tile_mma.cuh", "            load_units(block + C::kStages - 1);", "            load_units(block + C::kStages);", "reading|asynchronous copy|never written|wrong numbers"),
+    Fault("tile: partial sums over stages still read", "tile, registers", "tile_mma.cuh", "        syncthreads();  // the ring is free", "        // the ring is free", RACE),
+    Fault("tile: no barrier before the sums are read", "tile", "tile_mma.cuh", "        syncthreads();\n        for (u32 id", "        for (u32 id", UNORDERED),
+    Fault("tile: swizzle of x not undone", "tile", "tile_mma.cuh", "(((pair * 4 + lane / 8) ^ x_swizzle[n]) << 4)", "((pair * 4 + lane / 8) << 4)", NUMBERS),
+    Fault("tile: x read before griddepcontrol.wait", "tile, sm_90", "tile_mma.cuh", "{ griddep_wait(); griddep_launch(); }", "{ griddep_launch(); }", "no griddepcontrol.wait lies before"),
+    Fault("tile: k tail of x not zeroed", "tile", "tile_mma.cuh", "C::kK % 128 == 0 || block * 128 + chunk * 8 < C::kK", "true", f"out of bounds|{NUMBERS}"),
+    Fault("tile: row block past the end read", "tile", "tile_mma.cuh", "smaller(row_warp * C::kWarpBlocks + r, num_blocks - 1)", "(row_warp * C::kWarpBlocks + r)", UNWRITTEN),
+    Fault("tile: tokens past the end read", "tile", "tile_mma.cuh", "smaller(token_warp * kWarpTokens + n * 8 + lane % 8, tokens - 1)", "(token_warp * kWarpTokens + n * 8 + lane % 8)", UNWRITTEN),
+    Fault("tile: rows past the end stored", "tile", "tile_mma.cuh", "if (out >= C::kN) continue;", "", "a second time|out of bounds|never written"),
+    Fault("tile: short panel taken for a whole one", "tile", "tile_mma.cuh", "panel_blocks(smaller<u32>(8, kRowBlocks - first_block / 8 * 8))", "panel_blocks(8)", f"out of bounds|{NUMBERS}"),
+    Fault("tile: units past the end copied", "tile", "tile_mma.cuh", "i < num_blocks * C::kUnitBytes", "i < kTileBlocks * C::kUnitBytes", f"out of bounds|{NUMBERS}"),
+    Fault("tile: sums of the second token warp misplaced", "tile", "tile_mma.cuh", "store_partials(smem + token_warp * kWarpTokens * Partial::kTokenBytes", "store_partials(smem + token_warp * 8 * Partial::kTokenBytes", f"{RACE}|{UNWRITTEN}|{NUMBERS}"),
+]  # fmt: skip
+
+
+def outcome(kernels: emulate.Kernels, run: Run, seed: int) -> str:
+    """What became of a run: the report, "wrong numbers" with the first of them, or "" if all was right."""
+    _, packed, w = telling(run.spec, run.n, run.k, powers=3)
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randint(-2, 3, (run.m, run.k), generator=generator).to(DTYPES[run.act])
+    bias = torch.randint(-9, 9, (run.n,), generator=generator).float()
+    want = (x.double() @ w.double().T + bias.double()).to(x.dtype)
+    try:
+        y = kernels.matmul(x, packed, act=run.act, bias=bias, arch=run.chip, plan=run.plan, seed=seed, gap=run.gap)
+    except (emulator.EmulatorFault, LaunchError) as error:
+        return str(error)
+    exact = run.spec != "fp8_e4m3"  # whose sums have more bits than float32
+    wrong = (y != want) if exact else (y.double() - want.double()).abs() > 0.02 * want.double().abs() + 0.1
+    wrong |= torch.isnan(y)
+    return f"{NUMBERS}: {int(wrong.sum())} of {y.numel()}, first {wrong.nonzero()[0].tolist()}" if wrong.any() else ""
+
+
+@functools.cache
+def sound() -> emulate.Kernels:
+    return emulate.build_all((run.problem, run.plan) for run in SETTINGS.values())
+
+
+@pytest.mark.parametrize("where", SETTINGS)
+def test_sound_kernels_pass_with_every_seed(where: str) -> None:
+    run = SETTINGS[where]
+    assert [outcome(sound(), run, seed) for seed in SEEDS] == [""] * len(SEEDS)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.risk.replace(" ", "_"))
+def test_planted_fault_is_reported_with_every_seed(fault: Fault) -> None:
+    run = SETTINGS[fault.where]
+    mutated = emulator.mutate([generate(run.problem, run.plan)], fault.file, fault.old, fault.new)
+    kernels = emulate.Kernels(emulator.build(mutated), {(run.problem, run.plan): mutated[0]})
+    said = [outcome(kernels, run, seed) for seed in SEEDS]
+    assert all(re.search(fault.want, text) if text else False for text in said), said
+
+
+def test_faults_differ_and_every_setting_has_some() -> None:
+    assert max(Counter(f.risk for f in FAULTS).values()) == 1
+    assert max(Counter((f.where, f.file, f.old, f.new) for f in FAULTS).values()) == 1
+    assert {f.where for f in FAULTS} == set(SETTINGS)
+    assert len(FAULTS) >= 80
