@@ -12,11 +12,11 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-gpu clean FORCE
+.PHONY: help setup demo test check test-gpu test-sanitizer clean FORCE
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo 'others: setup, check, test-gpu, clean'
+	@echo 'others: setup, check, test-gpu, test-sanitizer, clean'
 
 setup: $(STAMP)
 
@@ -42,6 +42,11 @@ test: check
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu
+
+# compute-sanitizer comes with the CUDA toolkit; only lowbit's kernels are watched
+test-sanitizer: $(STAMP)
+	for tool in memcheck racecheck synccheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 --kernel-name kernel_substring=lowbit_ $(BIN)/python tests/gpu/sanitize.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) *.egg-info build .pytest_cache .ruff_cache .mypy_cache

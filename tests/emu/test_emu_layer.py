@@ -62,7 +62,14 @@ def test_the_parser_sees_every_function_of_both_folders() -> None:
 
 
 def test_both_folders_define_the_same_macros_for_kernels() -> None:
-    for macro in ("HW_FN", "HW_KERNEL(threads)", "HW_KERNEL_RESIDENT(threads, blocks)", "HW_GRID_CONST", "HW_UNROLL"):
+    for macro in (
+        "HW_FN",
+        "HW_KERNEL(threads)",
+        "HW_KERNEL_RESIDENT(threads, blocks)",
+        "HW_GRID_CONST",
+        "HW_UNROLL",
+        "HW_NO_UNROLL",
+    ):
         for header in (layer.DEVICE, layer.TWINS):
             assert f"#define {macro}" in header.read_text(), (macro, header)
 

@@ -25,7 +25,17 @@ from lowbit.testing import emulate
 SEEDS = (1, 2, 5)
 
 # Two tiles of rows with a ragged end, nine blocks of k with a ragged end, two tiles of tokens, rows of x apart.
-CLUSTER = Run("sm_90a", "int4_g32", 104, 1144, 11, "bf16", Plan("stream", 8, 2, 2, k_warps=2, split=2, stages=2, x_chunks=2), bias=True, gap=1)
+CLUSTER = Run(
+    "sm_90a",
+    "int4_g32",
+    104,
+    1144,
+    11,
+    "bf16",
+    Plan("stream", 8, 2, 2, k_warps=2, split=2, stages=2, x_chunks=2),
+    bias=True,
+    gap=1,
+)
 BULK = replace(CLUSTER, plan=Plan("stream", 8, 2, 2, k_warps=1, stages=2, x_chunks=3))
 FEW = replace(CLUSTER, plan=Plan("stream", 4, 1, 2, k_warps=2, stages=3), m=5)
 ODD = replace(CLUSTER, plan=Plan("stream", 8, 1, 2, stages=2), n=37)

@@ -141,9 +141,7 @@ def test_processes_agree_whatever_their_hash_seed() -> None:
     assert len({text for row in want for text in row}) > 10
     for seed in ("1", "77"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(plan_module.__file__).parents[2])}
-        done = subprocess.run(
-            [sys.executable, "-c", _PRINT, told], capture_output=True, text=True, check=True, env=env
-        )
+        done = subprocess.run([sys.executable, "-c", _PRINT, told], capture_output=True, text=True, check=True, env=env)
         assert json.loads(done.stdout) == want
 
 
@@ -191,7 +189,7 @@ NARROW = problem_of("int4_g128", 512, 1024, arch("sm_86"))
 BAD: list[tuple[Problem, Plan, str]] = [
     (LAYER, replace(STREAM, family="wave"), "family 'wave' is none of stream, tile_mma"),
     *(
-        (LAYER, replace(STREAM, **{field: value}), f"{field} must be at least 1; got {value}")
+        (LAYER, Plan(**{**vars(STREAM), field: value}), f"{field} must be at least 1; got {value}")
         for field in ("tokens", "warp_blocks", "row_warps", "k_warps", "token_warps", "split", "stages", "x_chunks")
         for value in (0, -1)
     ),
