@@ -89,7 +89,8 @@ class Runner:
         m = rows.shape[0]
         y = torch.empty((m, self._n), dtype=self.y_dtype, device=self._device)
         if m:
-            launch, row_tiles, tokens = self._launch(m, _settled(now, getattr(units, _SEEN, None)))
+            seen = getattr(units, _SEEN, None)
+            launch, row_tiles, tokens = self._launch(m, _settled(now, seen))
             params = launch.params
             params.units = units.data_ptr()
             params.channel = None if channel is None else channel.data_ptr()
@@ -99,7 +100,8 @@ class Runner:
             params.x_pitch = pitch
             params.m = m
             launch(row_tiles, -(-m // tokens), stream)
-            setattr(units, _SEEN, now)
+            if now != seen:
+                setattr(units, _SEEN, now)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self._n)
 
     def _launch(self, m: int, overlap: bool) -> tuple[Launch, int, int]:

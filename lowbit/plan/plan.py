@@ -176,9 +176,9 @@ def least_registers(problem: Problem, plan: Plan) -> int:
     tiles = token_tiles * plan.warp_blocks
     sums = 2 if layout.grouped else 1  # accumulators, and partial sums of a group
     scale_words = -(-layout.scale_bytes // 32) * plan.warp_blocks  # of a lane: rows g and g + 8
-    several = (
-        0 if layout.steps < 2 or tiles < 4 else 3 * tiles if tiles < 8 else 6 * tiles
-    )  # scales of several groups are alive at once
+    several = 0  # where a unit has several groups, the compiler keeps more alive at once
+    if layout.steps > 1:
+        several = 6 * tiles if tiles >= 8 else 3 * tiles + 20 if tiles >= 4 else 8 if tiles >= 2 else 0
     return 4 * tiles * sums + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 

@@ -200,7 +200,7 @@ def _launch(
         params.bias = None if bias is None else memory.alloc("bias", bias, read_only=True)
         params.x = memory.alloc("x", span, read_only=True, dependent=problem.arch.bulk)
         params.y = memory.alloc(
-            "y", 2 * m * problem.n, output=True
+            "y", 2 * m * problem.n, output=True, dependent=problem.arch.bulk
         )  # a number of bytes: poisoned, each to be written once
         params.x_pitch = 2 * pitch
         params.m = m
