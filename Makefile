@@ -38,7 +38,7 @@ check: $(STAMP)
 
 test: check
 	@command -v g++ >/dev/null || { echo 'the emulator tests need a C++ compiler: apt install g++' >&2; exit 1; }
-	$(BIN)/python -m pytest tests/unit tests/emu tests/compile
+	$(BIN)/python -m pytest --no-skips tests/unit tests/emu tests/compile
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu

@@ -1,6 +1,6 @@
 """Questions and errands of users: what is supported, which plan a layer gets and why, compiling ahead.
 
-Wiring around plan/ and jit/; it must not know how kernels are generated or launched.
+Wiring around plan/ and jit/; it must not know how plans are made or what a kernel's text means.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Arch:
     one H200 (docs/notes/2026-12-01-h200.md), the others are data-sheet figures of the largest chip and only rank plans.
     """
 
-    name: str  # "sm_90a": also the compiler's target unless `target` says otherwise
+    name: str  # "sm_90a": also the compiler's target
     level: int  # compute capability x 10, what `__CUDA_ARCH__ / 10` would be; instructions are gated on it
     smem_per_block: int  # bytes a block may use
     smem_per_sm: int  # bytes
@@ -30,12 +30,6 @@ class Arch:
     mma_tflops: float  # dense fp16 mma.sync rate, TFLOP/s
     chip: str
     clusters: bool = False  # thread-block clusters with distributed shared memory
-    target: str = ""  # compiler target where it is not `name`
-    compiler: str = ""  # own compiler command of a CUDA-compatible accelerator, set by the user
-
-    @property
-    def compile_target(self) -> str:
-        return self.target or self.name
 
     @property
     def bf16(self) -> bool:

@@ -14,7 +14,7 @@ from lowbit.cli.options import counts, shape
 
 if TYPE_CHECKING:
     from lowbit.api import Explanation
-    from lowbit.problem import Problem
+    from lowbit.layout.pack import Layout
 
 HELP = "Show a layer's packed layout, its plan for some numbers of tokens and why, and the compiled kernel."
 EXAMPLES = """examples:
@@ -48,19 +48,22 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(support(), indent=1) if arguments.json else support_table())
         return 0
     from lowbit import api
-    from lowbit.problem import Problem, check
+    from lowbit.layout.pack import Layout
+    from lowbit.ops.gemm import problem_of
+    from lowbit.problem import check
     from lowbit.weights import WeightSpec
 
     spec = WeightSpec.parse(arguments.spec)
     arch = api.parse_arch(arguments.arch) if arguments.arch else _arch_here()
     check(spec, arguments.act, arch)
     n, k = arguments.shape
-    problem = Problem(spec, arguments.act, arguments.act, n, -(-k // 8) * 8, arch)
+    layout = Layout(spec, n, k)
+    problem = problem_of(layout, arguments.act, arguments.act, arch)
     answers = [api.explain(problem, m, compiled=not arguments.no_compile) for m in arguments.m]
     if arguments.json:
-        print(json.dumps({"layout": _layout(problem), "plans": [_facts(a, arguments) for a in answers]}, indent=1))
+        print(json.dumps({"layout": _layout(layout), "plans": [_facts(a, arguments) for a in answers]}, indent=1))
         return 0
-    print(_layout_text(problem))
+    print(_layout_text(layout))
     for answer in answers:
         print(f"\n{answer}")
         if arguments.all:
@@ -79,10 +82,7 @@ def _arch_here() -> Any:
     return api.current_arch() if torch.cuda.is_available() else api.parse_arch("sm_90a")
 
 
-def _layout(problem: Problem) -> dict[str, Any]:
-    from lowbit.plan.plan import layout_of
-
-    layout = layout_of(problem)
+def _layout(layout: Layout) -> dict[str, Any]:
     return {
         "tag": layout.tag,
         "row_blocks": layout.row_blocks,
@@ -91,13 +91,13 @@ def _layout(problem: Problem) -> dict[str, Any]:
         "code_bytes": layout.code_bytes,
         "scale_bytes": layout.scale_bytes,
         "zero_bytes": layout.zero_bytes,
-        "channel_bytes": 4 * problem.n if layout.has_channel else 0,
-        "total_bytes": layout.expert_bytes + (4 * problem.n if layout.has_channel else 0),
+        "channel_bytes": 4 * layout.n if layout.has_channel else 0,
+        "total_bytes": layout.expert_bytes + (4 * layout.n if layout.has_channel else 0),
     }
 
 
-def _layout_text(problem: Problem) -> str:
-    facts, spec = _layout(problem), problem.spec
+def _layout_text(layout: Layout) -> str:
+    facts, spec = _layout(layout), layout.spec
     zero, bits = "no zero points" if spec.zero == "none" else f"{spec.zero} zero points", 8 * facts["total_bytes"]
     rows = "all rows" if spec.rows == 0 else f"{spec.rows} row{'s' * (spec.rows > 1)}"
     columns = "all of k" if spec.k == 0 else f"{spec.k} of k"
@@ -106,7 +106,7 @@ def _layout_text(problem: Problem) -> str:
         f"second-level scale: {spec.scale2}\n"
         f"layout {facts['tag']}: {facts['row_blocks']} x {facts['k_blocks']} units of {facts['unit_bytes']} bytes "
         f"({facts['code_bytes']} codes, {facts['scale_bytes']} scales, {facts['zero_bytes']} zero points)\n"
-        f"{facts['total_bytes']:,} bytes in all, {bits / problem.n / problem.k:.3f} bits a weight"
+        f"{facts['total_bytes']:,} bytes in all, {bits / layout.n / layout.k:.3f} bits a weight"
     )
 
 

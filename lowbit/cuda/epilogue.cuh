@@ -35,10 +35,11 @@ template <class C> HW_FN Affine load_affine(const Params& p, u32 row) {
     return {load_rows<C>(p.channel, row, {kOne, kOne, kOne, kOne}), load_rows<C>(p.bias, row, {0, 0, 0, 0})};
 }
 
-// y[token, row .. row+3] = sum * scale + bias, where sums without group scales still lack the factor of their conversion.
+// y[token, row .. row+3] = sum * scale + bias; sums still lack the factor of their conversion. It is taken back here and not with the group
+// scales, which may lie near the end of float's range.
 template <class C> HW_FN void store_quad(const Params& p, u64 token, u32 row, const float (&sum)[4], const Affine& f) {
     const u32 scale[4] = {f.scale.x, f.scale.y, f.scale.z, f.scale.w}, bias[4] = {f.bias.x, f.bias.y, f.bias.z, f.bias.w};
-    constexpr float kFactor = C::kStep ? 1.0f : Convert<typename C::Operand, typename C::Value>::kFactor;
+    constexpr float kFactor = Convert<typename C::Operand, typename C::Value>::kFactor;
     float v[4];
     HW_UNROLL for (int i = 0; i < 4; ++i) v[i] = fma_f32(mul_f32(sum[i], kFactor), as_f32(scale[i]), as_f32(bias[i]));
     u8* const y = p.y + (token * C::kN + row) * 2;

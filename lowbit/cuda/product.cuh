@@ -4,7 +4,7 @@
 #include "dequant.cuh"
 
 namespace lowbit {
-// acc[r][n] += unit[r] (16 x 128) * tokens n (128 x 8), over kFactor where there are no group scales. load_b(b, pair): the B registers of
+// acc[r][n] += unit[r] (16 x 128) * tokens n (128 x 8), over the conversion's kFactor. load_b(b, pair): the B registers of
 // k = 32 pair .. 32 pair + 31, b[n] = {first step lo, hi, second step lo, hi}. after_reads() is called once the units are in registers:
 // their stage may go, while most of the arithmetic is still to come.
 //
@@ -51,7 +51,7 @@ HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&
                     HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
                         HW_UNROLL for (int n = 0; n < kTokenTiles; ++n)
                             HW_UNROLL for (int e = 0; e < 4; ++e)
-                                acc[r][n][e] = fma_f32(mul_f32(scales[r].get(step * 16 / kStep, e / 2), Convert::kFactor), part[r][n][e], acc[r][n][e]);
+                                acc[r][n][e] = fma_f32(scales[r].get(step * 16 / kStep, e / 2), part[r][n][e], acc[r][n][e]);
             }
         }
     };

@@ -21,7 +21,7 @@ template <class C> struct Stream {
     static constexpr u32 kWarpRing = C::kStages * kStageBytes;
     static constexpr u32 kX = kWarps * kWarpRing, kBars = kX + C::kTokens * kXPitch;
     static constexpr u32 kRingBars = kBars + 8 * C::kXChunks;
-    static_assert(kX == C::kSmemX && kBars == C::kSmemBars, "plan/smem.py and stream.cuh disagree");
+    static_assert(kX == C::kSmemX && kBars == C::kSmemBars, "plan/plan.py and stream.cuh disagree");
     using Partial = PartialTile<C::kWarpBlocks * 16>;
     static_assert(C::kTokens * Partial::kTokenBytes <= kWarpRing, "partial sums reuse the ring of their warp");
     static_assert(kTileRows / 4 % C::kSplit == 0, "each block of a cluster finishes an equal share of the rows");

@@ -16,7 +16,7 @@ template <class C> struct TileMma {
     static constexpr u32 kUnits = kTileBlocks * C::kUnitBytes, kStageBytes = kUnits + C::kTokens * 256;
     using Partial = PartialTile<kTileRows>;
     static_assert(8 % kTileBlocks == 0, "a tile lies inside one panel, so that a stage is contiguous");
-    static_assert(kStageBytes == C::kSmemStage, "plan/smem.py and tile_mma.cuh disagree");
+    static_assert(kStageBytes == C::kSmemStage, "plan/plan.py and tile_mma.cuh disagree");
 
     const Params& p;
     const u32 smem, lane, warp, row_warp, token_warp, first_block, num_blocks;

@@ -20,7 +20,6 @@ struct Bf16 {
     HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_bf16x2(a, b, c); }
     HW_FN static u32 pack(float lo, float hi) { return cvt_bf16x2_f32(lo, hi); }
     HW_FN static u16 narrow(float v) { return cvt_rn_bf16_f32(v); }
-    HW_FN static float widen(u16 v) { return cvt_f32_bf16(v); }
     template <int kLevel> HW_FN static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(d, a, b); }
 };
 
@@ -28,7 +27,6 @@ struct F16 {
     HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_f16x2(a, b, c); }
     HW_FN static u32 pack(float lo, float hi) { return cvt_f16x2_f32(lo, hi); }
     HW_FN static u16 narrow(float v) { return cvt_rn_f16_f32(v); }
-    HW_FN static float widen(u16 v) { return cvt_f32_f16(v); }
     template <int kLevel> HW_FN static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         if constexpr (kLevel >= 80) {
             mma_m16n8k16_f16(d, a, b);

@@ -76,7 +76,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
     return Source(
         text=text,
         entry=entry,
-        arch=problem.arch.compile_target,
+        arch=problem.arch.name,
         label=f"{problem.label} ({plan})",
         headers=gather_headers(text, INCLUDE_DIR),
     )

@@ -11,8 +11,7 @@ the row blocks that exist. Bit drawings: docs/FORMATS.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from types import EllipsisType
 
 import torch
@@ -119,8 +118,10 @@ class PackedWeight:
     experts: int | None
     units: torch.Tensor
     channel: torch.Tensor | None
+    name: str = field(init=False)  # of the spec, as traced code needs it
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", str(self.layout.spec))
         e = self.experts or 1
         if self.units.dtype != torch.uint8 or tuple(self.units.shape) != (e, self.layout.expert_bytes):
             raise BadInput(
@@ -135,10 +136,6 @@ class PackedWeight:
             raise BadInput(
                 f"channel scales must be float32 {(e, self.layout.n)}; got {self.channel.dtype} {tuple(self.channel.shape)}"
             )
-
-    @cached_property
-    def bytes(self) -> int:
-        return self.units.nbytes + (self.channel.nbytes if self.channel is not None else 0)
 
 
 def stored_codes(spec: WeightSpec, codes: torch.Tensor) -> torch.Tensor:

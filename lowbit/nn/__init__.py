@@ -1,0 +1,4 @@
+"""Modules: `Linear`.
+
+It must not know kernels or checkpoints.
+"""

@@ -26,7 +26,8 @@ class Linear(nn.Module):
 
     The state dict holds `units` (uint8, packed), `channel` and `bias` (float32, where there are any) and `tag` (uint8 text naming the
     layout); it loads into a Linear of the same layout on any machine, see `Linear.empty`. Casts such as `.half()` leave them alone.
-    Weights may be changed in place (load_state_dict, copy_) at any time; pointers stay, captured graphs see the new weights.
+    Weights may be changed in place at any time (load_state_dict, copy_; after writing through `.data` see `weights_changed`); pointers
+    stay, captured graphs see the new weights.
 
     Raises BadInput, BadType or Unsupported at construction.
     """
@@ -72,8 +73,8 @@ class Linear(nn.Module):
         self._set_up(spec(weight_spec), n, k, act, out_dtype, device)
         layout = self.layout
         units = torch.zeros((1, layout.expert_bytes), dtype=torch.uint8, device=device)
-        channel = torch.zeros((1, n), device=device) if layout.has_channel else None
-        self._register(units, channel, torch.zeros(n, device=device) if bias else None)
+        channel = torch.zeros((1, n), dtype=torch.float32, device=device) if layout.has_channel else None
+        self._register(units, channel, torch.zeros(n, dtype=torch.float32, device=device) if bias else None)
         return self
 
     def _set_up(
@@ -136,6 +137,12 @@ class Linear(nn.Module):
         """The canonical weights, unpacked anew."""
         return unpack(self.packed())
 
+    def weights_changed(self) -> None:
+        """To be called after weights were written in a way that PyTorch does not count: through `.data`, by a collective, by a foreign
+        kernel. The next call then waits for what is ahead of it in the stream. `load_state_dict`, `copy_` and the like need no call.
+        """
+        gemm.weights_changed(self.units)
+
     def extra_repr(self) -> str:
         return f"{self.layout.k} -> {self.layout.n}, {self.layout.spec} x {self.act} -> {self.out}, bias={self.bias is not None}"
 
@@ -173,6 +180,16 @@ class Linear(nn.Module):
                 f"{prefix or 'Linear'}: the saved weights have {what}, this layer needs {self.layout.tag!r}: {remedy}"
             )
             return
+        for name in ("units", "channel", "bias"):
+            own, new = self._buffers[name], state_dict.get(prefix + name)
+            if own is None or not isinstance(new, Tensor):
+                continue  # what is missing or too much is reported by Module
+            if new.dtype != own.dtype or new.shape != own.shape:
+                error_msgs.append(
+                    f"{prefix}{name} must be {own.dtype} {tuple(own.shape)} for {self.layout.tag}; got {new.dtype} {tuple(new.shape)}"
+                )
+                return  # before anything is written
+            state_dict[prefix + name] = gemm.aligned(new)  # of the copy that load_state_dict makes; matters where it assigns
         lists = (missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
 

@@ -1,0 +1,4 @@
+"""Operations on tensors: the matrix product.
+
+It must not know modules or checkpoints.
+"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,15 +73,13 @@ class Runner:
         self.x_dtype, self.y_dtype = DTYPES[act], DTYPES[out]
         self._device = torch.device("cuda", index)
         self._k, self._n = layout.k, layout.n
-        self._pitch = (
-            layout.k * 2 if layout.k % 8 == 0 else 0
-        )  # bytes of a row of x that needs no copy, if there is any
+        self._pitch = layout.k * 2 if layout.k % 8 == 0 else 0  # bytes of a row of x that needs no copy, if there is any
         self._local = threading.local()
 
     def __call__(self, x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> Tensor:
         """x (..., K) on this device, which must be current -> y (..., N), launched into the current stream."""
         stream = torch._C._cuda_getCurrentRawStream(self.index)
-        now = _state(stream, units, channel, bias)
+        now = _seen_now(stream, units, channel, bias)
         if self._pitch and x.dim() == 2 and x.is_contiguous() and x.data_ptr() % 16 == 0:
             rows, pitch = x, self._pitch
         else:
@@ -89,8 +88,8 @@ class Runner:
         m = rows.shape[0]
         y = torch.empty((m, self._n), dtype=self.y_dtype, device=self._device)
         if m:
-            seen = getattr(units, _SEEN, None)
-            launch, row_tiles, tokens = self._launch(m, _settled(now, seen))
+            overlap = _settled(now, getattr(units, _SEEN, None))
+            launch, row_tiles, tokens = self._launch(m, overlap)
             params = launch.params
             params.units = units.data_ptr()
             params.channel = None if channel is None else channel.data_ptr()
@@ -100,7 +99,7 @@ class Runner:
             params.x_pitch = pitch
             params.m = m
             launch(row_tiles, -(-m // tokens), stream)
-            if now != seen:
+            if not overlap:
                 setattr(units, _SEEN, now)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self._n)
 
@@ -125,7 +124,7 @@ class Runner:
         return launch, geometry.grid_x, plan.tokens
 
     def check_compiler(self) -> None:
-        """Raises now what the first call would raise: Unsupported without a compiler, MissingKernel if kernels must be frozen."""
+        """Raises now what calls would raise: Unsupported without a compiler, MissingKernel if kernels must be frozen and none is."""
         cache = Cache()
         if cache.jit:
             try:
@@ -133,8 +132,9 @@ class Runner:
             except Unsupported:
                 cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
             return
-        for size in BUCKETS:
-            cache.get_or_compile(generate(self.problem, choose(self.problem, size)))
+        found = [cache.get(generate(self.problem, choose(self.problem, size))) for size in BUCKETS]
+        if not any(found):  # a set frozen for few tokens serves few tokens: a call beyond names what it lacks
+            cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
 
     def warm(self, max_m: int) -> None:
         """Compile and load every kernel for 1 <= M <= max_m, in parallel processes."""
@@ -146,29 +146,51 @@ class Runner:
             self._launch(size, True)
 
 
-def _state(stream: int, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> tuple[int, ...] | None:
-    """What must not have changed since the last call for a kernel to read weights before the kernel ahead of it has ended.
+class _Seen(NamedTuple):
+    """The weights of a call, so that the next one can tell whether they are still the same.
 
-    That one may just have written them: version counters count writes in place. Tensors made in inference mode have no counter,
-    so there nothing overlaps.
+    Holds the small tensors themselves: an address or a version may come back with another tensor, an object that is held cannot.
     """
-    try:
+
+    stream: int
+    address: int
+    versions: tuple[int, int, int]
+    channel: Tensor | None
+    bias: Tensor | None
+
+    def same_weights(self, other: _Seen) -> bool:
         return (
-            stream,
-            units.data_ptr(),
-            units._version,
-            0 if channel is None else channel._version,
-            0 if bias is None else bias._version,
+            self.versions == other.versions
+            and self.address == other.address
+            and self.channel is other.channel
+            and self.bias is other.bias
         )
+
+
+def _seen_now(stream: int, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> _Seen | None:
+    """None for tensors made in inference mode, whose changes nothing counts."""
+    try:
+        versions = (units._version, 0 if channel is None else channel._version, 0 if bias is None else bias._version)
     except RuntimeError:
         return None
+    return _Seen(stream, units.data_ptr(), versions, channel, bias)
 
 
-def _settled(now: tuple[int, ...] | None, seen: tuple[int, ...] | None) -> bool:
-    """A captured graph runs after all that was launched before it, on whatever stream; writes inside it count like others."""
-    if now is None or seen is None:
+def _settled(now: _Seen | None, seen: _Seen | None) -> bool:
+    """May a kernel read weights before the kernel ahead of it has ended? Not if that one may just have written them.
+
+    They must be those of an earlier call in this stream, which did wait. A captured graph runs after all that was launched before
+    it, on whatever stream; writes inside it count like others.
+    """
+    if now is None or seen is None or not now.same_weights(seen):
         return False
-    return now == seen or (now[1:] == seen[1:] and torch._C._cuda_isCurrentStreamCapturing())
+    return now.stream == seen.stream or torch._C._cuda_isCurrentStreamCapturing()
+
+
+def weights_changed(units: Tensor) -> None:
+    """Say that weights were written in a way that PyTorch does not count: through `.data`, by a collective or a foreign kernel."""
+    if hasattr(units, _SEEN):
+        delattr(units, _SEEN)
 
 
 @lru_cache(maxsize=4096)
@@ -197,9 +219,8 @@ def check_input(x: Tensor, k: int, act: str) -> None:
     if not isinstance(x, Tensor):
         raise BadType(f"x must be a tensor; got {type(x).__name__}")
     if x.dtype != DTYPES[act]:
-        raise BadType(
-            f"x must be {DTYPES[act]} for act={act!r}; got {x.dtype}: convert x, or build the layer with act={NAMES.get(x.dtype, act)!r}"
-        )
+        other = f", or build the layer with act={NAMES[x.dtype]!r}" if x.dtype in NAMES else ""
+        raise BadType(f"x must be {DTYPES[act]} for act={act!r}; got {x.dtype}: convert x{other}")
     if x.dim() < 1 or x.shape[-1] != k:
         raise BadInput(f"the last dimension of x must be k={k}; got x of shape {tuple(x.shape)}")
     if x.requires_grad and torch.is_grad_enabled():
@@ -239,7 +260,7 @@ def run(
         index = x.get_device()
         call = runner(layout.spec, layout.n, layout.k, act, out, index)
         with torch.cuda.device(index):
-            return call(x, units, channel, bias)
+            return call(x, units, channel, None if bias is None else aligned(bias))
     qw = unpack(PackedWeight(layout, None, units, channel))
     return reference.matmul(x, qw, act=act, bias=bias, out_dtype=DTYPES[out])
 
@@ -249,7 +270,14 @@ def gemm_op(
     x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, spec: str, n: int, act: str, out: str
 ) -> Tensor:
     """The traced form of `run`: x (..., K) -> (..., n)."""
-    return run(x, units, channel, bias, Layout(WeightSpec.parse(spec), n, x.shape[-1]), act, out)
+    layout = _layout(spec, n, x.shape[-1])
+    PackedWeight(layout, None, units, channel)  # refuses weights of another layout
+    return run(x, units, channel, bias, layout, act, out)
+
+
+@lru_cache(maxsize=4096)
+def _layout(spec: str, n: int, k: int) -> Layout:
+    return Layout(WeightSpec.parse(spec), n, k)
 
 
 @gemm_op.register_fake
@@ -281,7 +309,7 @@ def matmul(
     if bias is not None:
         bias = check_bias(bias, layout.n).to(x.device)
     if torch.compiler.is_compiling():
-        return torch.ops.lowbit.gemm(x, packed.units, packed.channel, bias, str(layout.spec), layout.n, act, out)  # type: ignore[no-any-return]
+        return torch.ops.lowbit.gemm(x, packed.units, packed.channel, bias, packed.name, layout.n, act, out)  # type: ignore[no-any-return]
     return run(x, packed.units, packed.channel, bias, layout, act, out)
 
 
@@ -293,4 +321,10 @@ def check_bias(bias: Tensor, n: int) -> Tensor:
         )
     if tuple(bias.shape) != (n,):
         raise BadInput(f"bias must have shape ({n},); got {tuple(bias.shape)}")
-    return bias.detach().to(torch.float32).contiguous()
+    return bias.detach().to(torch.float32)
+
+
+def aligned(t: Tensor) -> Tensor:
+    """`t` as kernels read it: contiguous, at a multiple of 16 bytes; a copy only where it is not."""
+    t = t.contiguous()
+    return t.clone() if t.data_ptr() % 16 else t

@@ -1,4 +1,4 @@
-"""The products worth trying, each a value named for the risk it covers: one list for tests, demo and benchmarks.
+"""The products worth trying, each a value named for the risk it covers: one list for every test that runs kernels.
 
 Knows shapes, formats and plans; it must not know who runs a case, or what may come out.
 """

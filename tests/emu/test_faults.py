@@ -145,7 +145,7 @@ FAULTS = [
     Fault("scales of another row", "bulk", "dequant.cuh", "smem_scales + lane_id() / 4 *", "smem_scales + lane_id() % 8 *", NUMBERS),
     Fault("only the first word of e8m0 scales read", "e8m0, two words", "dequant.cuh", "const u32 bits = (w[i / 4] >> 8 * (i & 3) & 0xff) << 23;", "const u32 bits = (w[0] >> 8 * (i & 3) & 0xff) << 23;", NUMBERS),
     Fault("only the first word of e4m3 scales read", "nvfp4", "dequant.cuh", "const u32 code = w[i / 4] >>", "const u32 code = w[0] >>", NUMBERS),
-    Fault("exponent offset of the conversion left in", "bulk", "product.cuh", "step * 16 / kStep, e / 2), Convert::kFactor)", "step * 16 / kStep, e / 2), 1.0f)", NUMBERS),
+    Fault("exponent offset of the conversion left in", "bulk", "epilogue.cuh", "mul_f32(sum[i], kFactor)", "sum[i]", NUMBERS),
     Fault("exponent offset of the conversion left in, channel scales", "int8", "epilogue.cuh", "mul_f32(sum[i], kFactor)", "sum[i]", NUMBERS),
     Fault("partial sums of a group not started anew", "bulk", "product.cuh", "part[r][n][e] = 0;", "if (v + step == 0) part[r][n][e] = 0;", NUMBERS),
     Fault("second half of a pair multiplied with the first's tokens", "bulk", "product.cuh", "{b[n][2 * j], b[n][2 * j + 1]}", "{b[n][0], b[n][1]}", NUMBERS),

@@ -117,7 +117,7 @@ def test_inspect_json_holds_the_layout_and_a_plan_for_every_m(capsys: pytest.Cap
     found = json.loads(output(capsys, *arguments, "--json"))
     units = 7 * 3  # blocks of 16 rows x blocks of 128 k
     assert found["layout"] == {
-        "tag": "lowbit1:nvfp4:100x304:a16",
+        "tag": "lowbit1:nvfp4:100x300:a16",
         "row_blocks": 7,
         "k_blocks": 3,
         "unit_bytes": 1024 + 16 * 8,

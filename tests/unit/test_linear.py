@@ -1,0 +1,253 @@
+"""Linear and matmul on the CPU: the reference's numbers, and everything that must hold of a layer wherever it runs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+
+import lowbit
+from lowbit.jit.cache import Cache
+from lowbit.ops import gemm
+from lowbit.testing.tolerance import bound
+
+FORMATS = ["int4_g128", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "uint4z_g32", "int3_g64", "nf4", "fp8_e4m3_b128x128"]
+
+
+def make(
+    spec: str = "int4_g128", n: int = 48, k: int = 256, *, bias: bool = True, act: str = "bf16", seed: int = 0
+) -> tuple[lowbit.Linear, Tensor, Tensor | None]:
+    """A layer, its exact float32 weights, and its bias."""
+    generator = torch.Generator().manual_seed(seed)
+    qw = lowbit.quantize(torch.randn(n, k, generator=generator), spec)
+    b = torch.randn(n, generator=generator) if bias else None
+    return lowbit.Linear(qw, bias=b, act=act), qw.dequantize(), b
+
+
+def tokens(*shape: int, act: str = "bf16") -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(gemm.DTYPES[act])
+
+
+@pytest.mark.parametrize("act", ["bf16", "fp16"])
+@pytest.mark.parametrize("spec", FORMATS)
+def test_numbers_of_linear_and_matmul(spec: str, act: str) -> None:
+    layer, w, b = make(spec, act=act)
+    x = tokens(5, 256, act=act)
+    want = x.double() @ w.double().T
+    assert ((layer(x).double() - want - b.double()).abs() <= bound(x, w, b, x.dtype)).all()
+    packed = layer.packed()
+    assert ((lowbit.matmul(x, packed, act=act).double() - want).abs() <= bound(x, w, None, x.dtype)).all()
+    assert torch.equal(lowbit.matmul(x, packed, act=act, bias=b), layer(x))
+    crossed = torch.float16 if act == "bf16" else torch.bfloat16
+    assert lowbit.matmul(x, packed, act=act, out_dtype=crossed).dtype == crossed
+
+
+def test_any_leading_dimensions_and_strides() -> None:
+    layer, _, _ = make()
+    x = tokens(24, 256)
+    y = layer(x)
+    assert torch.equal(layer(x.view(2, 3, 4, 256)), y.view(2, 3, 4, 48))
+    assert layer(x[0]).shape == (48,)
+    assert layer(x[:0]).shape == (0, 48)
+    assert layer(x.view(2, 12, 256)[:, :0]).shape == (2, 0, 48)
+    wide = torch.zeros(24, 300, dtype=torch.bfloat16)
+    wide[:, 3:259] = x
+    assert torch.equal(layer(wide[:, 3:259]), y)
+    assert torch.equal(layer(x.T.contiguous().T), y)
+    assert torch.equal(layer(x[::2]), y[::2])
+
+
+def test_rows_are_views_where_a_kernel_can_read_them_and_copies_where_not() -> None:
+    x = tokens(6, 256)
+    wide = torch.zeros(6, 512, dtype=torch.bfloat16)
+    flat = torch.zeros(6 * 256 + 1, dtype=torch.bfloat16)
+    views = [x, x.view(2, 3, 256), wide[:, 8:264], x[:1].expand(6, 256), x[::2], x[1:]]
+    copies = [wide[:, 1:257], flat[1:].view(6, 256), x.T.contiguous().T, torch.zeros(6, 258, dtype=torch.bfloat16)[:, :256]]
+    for given in views + copies:
+        rows = gemm.rows_of(given, 256)
+        assert torch.equal(rows, given.reshape(-1, 256))
+        assert rows.stride(1) == 1
+        assert rows.stride(0) % 8 == 0
+        assert rows.data_ptr() % 16 == 0
+        assert (rows.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()) == any(given is v for v in views)
+    padded = gemm.rows_of(tokens(3, 100), 100)
+    assert padded.shape == (3, 104)
+    assert not padded[:, 100:].any()
+
+
+def test_copies_moves_and_casts_keep_the_numbers() -> None:
+    layer, _, _ = make("nvfp4")
+    x = tokens(3, 256)
+    y = layer(x)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer).half(), copy.deepcopy(layer).double(),
+                  copy.deepcopy(layer).to(torch.bfloat16), copy.deepcopy(layer).to("cpu")):  # fmt: skip
+        assert other.channel.dtype == other.bias.dtype == torch.float32
+        assert torch.equal(other(x), y)
+        assert other.units.data_ptr() != layer.units.data_ptr()
+
+
+def test_state_dict_loads_elsewhere(tmp_path: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    layer, _, _ = make("nvfp4")
+    x = tokens(3, 256)
+    state = layer.state_dict()
+    assert set(state) == {"units", "channel", "bias", "tag"}
+    torch.save(state, tmp_path / "layer.pt")
+    save_file(state, tmp_path / "layer.safetensors")
+    for assign in (False, True):
+        for loaded in (torch.load(tmp_path / "layer.pt", weights_only=True), load_file(tmp_path / "layer.safetensors")):
+            empty = lowbit.Linear.empty("nvfp4", 48, 256, bias=True)
+            empty.load_state_dict(loaded, assign=assign)
+            assert torch.equal(empty(x), layer(x))
+            assert empty.channel.data_ptr() % 16 == 0
+
+
+def test_bad_state_dicts_are_refused_before_anything_is_written() -> None:
+    layer, _, _ = make("nvfp4")
+    good = layer.state_dict()
+    changes = {
+        "channel must be torch.float32": {"channel": good["channel"].half()},
+        "bias must be": {"bias": good["bias"][:-1]},
+        "units must be torch.uint8": {"units": good["units"].float()},
+        "no layout tag": {"tag": torch.zeros(3)},
+        "this layer needs 'lowbit1:nvfp4:48x256:a16'": {"tag": make("mxfp4")[0].tag},
+    }
+    for message, change in changes.items():
+        for assign in (False, True):
+            empty = lowbit.Linear.empty("nvfp4", 48, 256, bias=True)
+            with pytest.raises(RuntimeError, match=message):
+                empty.load_state_dict({**good, **change}, assign=assign)
+            assert not empty.units.any(), message
+    for name in ("units", "channel", "bias"):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            lowbit.Linear.empty("nvfp4", 48, 256, bias=True).load_state_dict({k: v for k, v in good.items() if k != name})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        lowbit.Linear.empty("nvfp4", 48, 256).load_state_dict(good)
+
+
+def test_empty_has_float32_tensors_whatever_the_default() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = lowbit.Linear.empty("int8", 16, 64, bias=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert layer.channel.dtype == layer.bias.dtype == torch.float32
+
+
+def test_traced_without_graph_breaks_for_any_number_of_tokens() -> None:
+    for spec in ("int4_g128", "nvfp4"):
+        torch._dynamo.reset()
+        layer, _, b = make(spec)
+        packed = layer.packed()
+        traced = torch.compile(lambda x, layer=layer: layer(x) * 2, fullgraph=True, dynamic=True, backend="aot_eager")
+        functional = torch.compile(lambda x, p, b: lowbit.matmul(x, p, bias=b), fullgraph=True, dynamic=True, backend="aot_eager")
+        for m in (3, 17, 4):
+            x = tokens(m, 256)
+            assert torch.equal(traced(x), layer(x) * 2)
+            assert torch.equal(functional(x, packed, b), layer(x))
+        torch.library.opcheck(torch.ops.lowbit.gemm, (tokens(3, 256), layer.units, layer.channel, layer.bias, spec, 48, "bf16", "bf16"))
+
+
+def test_weights_may_be_read_early_only_if_nothing_may_just_have_written_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    units, channel, bias = torch.zeros(4), torch.ones(4), torch.ones(4)
+    capturing = False
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: capturing, raising=False)
+
+    def now(stream: int = 1, channel: Tensor | None = channel, bias: Tensor | None = bias) -> Any:
+        return gemm._seen_now(stream, units, channel, bias)
+
+    seen = now()
+    assert not gemm._settled(now(), None)
+    assert gemm._settled(now(), seen)
+    assert not gemm._settled(now(stream=2), seen)
+    assert not gemm._settled(now(bias=torch.ones(4)), seen)
+    assert not gemm._settled(now(bias=None), seen)
+    assert not gemm._settled(now(channel=torch.ones(4)), seen)
+    for t in (units, channel, bias):
+        t.mul_(2)
+        assert not gemm._settled(now(), seen)
+        seen = now()
+        assert gemm._settled(now(), seen)
+    capturing = True
+    assert gemm._settled(now(stream=2), seen)
+    bias.add_(1)
+    assert not gemm._settled(now(stream=2), seen)
+    with torch.inference_mode():
+        assert gemm._seen_now(1, torch.zeros(4), None, None) is None
+    layer, _, _ = make()
+    setattr(layer.units, gemm._SEEN, seen)
+    layer.weights_changed()
+    assert not hasattr(layer.units, gemm._SEEN)
+
+
+def test_bias_is_read_at_multiples_of_16_bytes() -> None:
+    for given in (torch.randn(100)[1:65], torch.randn(64, 2)[:, 1], torch.randn(64).bfloat16()):
+        got = gemm.aligned(gemm.check_bias(given, 64))
+        assert torch.equal(got, given.float())
+        assert got.data_ptr() % 16 == 0
+        assert got.is_contiguous()
+    kept = torch.randn(64)
+    layer = lowbit.Linear(lowbit.quantize(torch.randn(64, 64), "int8"), bias=kept)
+    kept.zero_()
+    assert layer.bias.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda layer: layer(torch.zeros(2, 256)), lowbit.BadType, r"x must be torch\.bfloat16 for act='bf16'; got torch\.float32: convert x$"),
+        (lambda layer: layer(torch.zeros(2, 256, dtype=torch.float16)), lowbit.BadType, "build the layer with act='fp16'"),
+        (lambda layer: layer(tokens(2, 128)), lowbit.BadInput, r"last dimension of x must be k=256; got x of shape \(2, 128\)"),
+        (lambda layer: layer(torch.zeros((), dtype=torch.bfloat16)), lowbit.BadInput, "last dimension of x"),
+        (lambda layer: layer([1.0]), lowbit.BadType, "x must be a tensor; got list"),
+        (lambda layer: layer(tokens(2, 256).requires_grad_()), lowbit.BadInput, "computes no gradients"),
+        (lambda layer: layer(tokens(2, 256).to("meta")), lowbit.BadInput, "one device; got x on meta"),
+        (lambda layer: lowbit.Linear(torch.zeros(4, 4)), lowbit.BadType, "Linear takes a QuantWeight"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), act="fp8"), lowbit.Unsupported, "act must be one of bf16, fp16; got 'fp8'"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), out_dtype=torch.float32), lowbit.BadType, "out_dtype must be"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(47)), lowbit.BadInput, r"bias must have shape \(48,\); got \(47,\)"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(48, dtype=torch.int64)), lowbit.BadType, "bias must be a float tensor"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(48, device="meta")), lowbit.BadInput, "one device"),
+        (lambda layer: lowbit.Linear(lowbit.quantize(torch.ones(2, 4, 16), "int8")), lowbit.BadInput, "takes one weight .N, K.; got 2 experts"),
+        (lambda layer: lowbit.Linear.empty("int4_g12x", 8, 8), lowbit.UnknownSpec, "did you mean 'int4_g128'"),
+        (lambda layer: lowbit.matmul(tokens(2, 256), lowbit.pack(lowbit.quantize(torch.ones(2, 4, 256), "int8"))), lowbit.BadInput, "got 2 experts"),
+        (lambda layer: gemm.gemm_op(tokens(2, 256), layer.units[:, 16:], None, None, "int4_g128", 48, "bf16", "bf16"), lowbit.BadInput, "units"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_error(call: Any, error: type[Exception], message: str) -> None:
+    layer, _, _ = make()
+    with pytest.raises(error, match=message):
+        call(layer)
+
+
+def test_layers_on_a_gpu_are_refused_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Without a compiler, with frozen kernels missing, and for what no kernel computes; the device is pretended."""
+    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
+    gemm.device_arch.cache_clear()
+    gemm.runner.cache_clear()
+    spec = lowbit.WeightSpec.parse("int4_g128")
+    try:
+        monkeypatch.setenv("LOWBIT_COMPILER", str(tmp_path / "nothing"))
+        with pytest.raises(lowbit.Unsupported, match="LOWBIT_COMPILER names"):
+            gemm.runner(spec, 48, 256, "bf16", "bf16", 0)
+        monkeypatch.setenv("LOWBIT_NO_JIT", "1")
+        with pytest.raises(lowbit.MissingKernel, match="int4_g128 x bf16"):
+            gemm.runner(spec, 48, 256, "bf16", "bf16", 0)
+        frozen = gemm.Runner(gemm.Layout(spec, 48, 256), "bf16", "bf16", 0)
+        kernels = {"get": lambda self, source, compiler=None: source.text.count("kTokens = 8;") or None}
+        monkeypatch.setattr(Cache, "get", kernels["get"])
+        frozen.check_compiler()  # one bucket is enough
+        with pytest.raises(lowbit.Unsupported, match="nf4"):
+            gemm.runner(lowbit.WeightSpec.parse("nf4"), 48, 256, "bf16", "bf16", 0)
+    finally:
+        gemm.device_arch.cache_clear()
+        gemm.runner.cache_clear()
