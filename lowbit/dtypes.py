@@ -232,7 +232,11 @@ def dtype(name: str) -> DType:
     Also parses what `str` prints for a user's codebook. Raises UnknownSpec with the nearest known name.
     """
     if found := re.fullmatch(r"([a-z][a-z0-9]*)\(([-+.,\de]+)\)", name):
-        return codebook(found[1], [float(value) for value in found[2].split(",")])
+        try:
+            values = [float(value) for value in found[2].split(",")]
+        except ValueError:
+            raise UnknownSpec(f"a codebook is written name(value,value,...); got {name!r}") from None
+        return codebook(found[1], values)
     if name not in dtype_names():
         raise UnknownSpec(f"unknown number format {name!r}; did you mean {nearest_name(name, dtype_names())!r}?")
     if name in ("e8m0", "ue8m0"):

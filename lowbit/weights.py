@@ -191,13 +191,17 @@ class QuantWeight:
         self._check_numbers()
 
     @classmethod
-    def from_values(cls, spec: WeightSpec, code_values: Tensor, scales: Tensor, *, zeros: Tensor | None = None,
+    def from_values(cls, spec: WeightSpec | str, code_values: Tensor, scales: Tensor, *, zeros: Tensor | None = None,
                     scale2: Tensor | None = None, g_idx: Tensor | None = None,
                     experts: int | None = None) -> QuantWeight:  # fmt: skip
         """Packs uint8 codes into canonical bits; the other tensors as in the class, `experts` None for a dense weight.
 
         With codes (N, K), the other tensors lack the leading dimension too; with (E, N, K) they have it.
         """
+        spec = WeightSpec.parse(spec) if isinstance(spec, str) else spec
+        for name, t in (("codes", code_values), ("scales", scales)):
+            if not isinstance(t, Tensor):
+                raise BadType(f"{name} must be a tensor; found {type(t).__name__}")
         if code_values.ndim not in (2, 3):
             raise BadInput(f"codes are (N, K) or (E, N, K); found shape {tuple(code_values.shape)}")
         if code_values.ndim == 2:

@@ -87,7 +87,8 @@ def _bert_layers(tensors: Mapping[str, Tensor], prefixes: Mapping[int, str], pat
 
     try:
         words, positions = (tensors[f"{root}embeddings.{kind}_embeddings.weight"] for kind in ("word", "position"))
-        rows = min(rows, positions.shape[0])
+        if rows > positions.shape[0]:
+            raise BadInput(f"{path} embeds at most {positions.shape[0]} tokens; got {rows}: give smaller numbers with --m")
         ids = torch.randint(words.shape[0], (rows,), generator=torch.Generator().manual_seed(0))
         x = norm(
             f"{root}embeddings",

@@ -88,23 +88,16 @@ def _saved_layouts(path: Path) -> list[Layout]:
     """The layouts of the lowbit layers in a saved state dict: each has a `tag` that names its own."""
     from safetensors import SafetensorError, safe_open
 
-    from lowbit.layout.pack import Layout
-    from lowbit.weights import WeightSpec
+    from lowbit.layout.pack import Layout, tag_text
 
-    layouts = []
     try:
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if name.rpartition(".")[2] == "tag"]  # noqa: SIM118
-            tags = [bytes(file.get_tensor(name).tolist()).decode(errors="replace") for name in names]
+            tags = [tag_text(file.get_tensor(name)) for name in names]
     except (OSError, SafetensorError) as error:
         raise BadInput(f"--weights must be a safetensors file; {path}: {error}") from error
-    for tag in tags:
-        parts = tag.split(":")
-        if len(parts) == 4 and parts[0].startswith("lowbit"):
-            n, k = parts[2].split("x")
-            layouts.append(Layout(WeightSpec.parse(parts[1]), int(n), int(k)))
-            if layouts[-1].tag != tag:
-                raise BadInput(f"{path} holds layout {tag!r}, this version of lowbit writes {layouts[-1].tag!r}")
+    # A checkpoint may have tensors of that name that are none of ours.
+    layouts = [Layout.parse(tag) for tag in tags if tag is not None and tag.startswith("lowbit")]
     if not layouts:
         raise BadInput(f"{path} holds no lowbit layers: save the state dict of a model with lowbit.Linear layers")
     return layouts

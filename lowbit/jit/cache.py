@@ -46,7 +46,7 @@ so does a child forked while it was held: better to compile twice than to hang."
 
 
 def _jit_allowed() -> bool:
-    return os.environ.get("LOWBIT_NO_JIT", "").strip() in ("", "0")
+    return os.environ.get("LOWBIT_NO_JIT", "").strip().lower() in ("", "0", "no", "off", "false")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Cache:
         places = ", ".join(map(str, self._roots()))
         return MissingKernel(
             f"{source.label} for {source.arch} (key {source.key[:32]}) may not be compiled and is not in {places}: "
-            f"add it with `lowbit warmup --freeze {self.directory}` where there is a compiler, or unset LOWBIT_NO_JIT"
+            f"compile its layer with `lowbit warmup --freeze FOLDER` (see its --help), or unset LOWBIT_NO_JIT"
         )
 
 

@@ -100,7 +100,10 @@ def _open(setting: str) -> Compiler:
         return _OPENERS[setting]()
     if re.search(r"\.so(\.\d+)*$", setting):
         return Nvrtc.open(setting)
-    command = [setting] if Path(setting).is_file() else shlex.split(setting)
+    try:
+        command = [setting] if Path(setting).is_file() else shlex.split(setting)
+    except ValueError:  # an open quotation mark
+        command = [setting]
     if shutil.which(command[0]) is None:
         reason = f"LOWBIT_COMPILER names {command[0]!r}, which is no program that can be run"
         raise Unsupported([f"{reason}: set it to nvrtc, nvcc, a path to nvcc or a full command"])

@@ -11,12 +11,13 @@ the row blocks that exist. Bit drawings: docs/FORMATS.md.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from types import EllipsisType
 
 import torch
 
-from lowbit.errors import BadInput, Unsupported
+from lowbit.errors import BadInput, BadType, Unsupported
 from lowbit.layout.fragments import UNIT_K, UNIT_ROWS, FragmentMap
 from lowbit.weights import QuantWeight, WeightSpec
 
@@ -48,6 +49,17 @@ class Layout:
     def tag(self) -> str:
         """Identifies the meaning of the bytes; an op refuses a buffer with another tag."""
         return f"lowbit{VERSION}:{self.spec}:{self.n}x{self.k}:a{self.operand_bits}"
+
+    @classmethod
+    def parse(cls, tag: str) -> Layout:
+        """The layout whose tag this is. Raises BadInput for any other text."""
+        found = re.fullmatch(r"lowbit(\d+):(.+):(\d{1,10})x(\d{1,10}):a(8|16)", tag, re.ASCII)
+        if found is None or int(found[1]) != VERSION:
+            raise BadInput(f"a layout's tag reads lowbit{VERSION}:<spec>:<n>x<k>:a<operand bits>; got {tag!r}")
+        layout = cls(WeightSpec.parse(found[2]), int(found[3]), int(found[4]), int(found[5]))
+        if layout.tag != tag:
+            raise BadInput(f"the tag {tag!r} is not how this version writes that layout, {layout.tag!r}")
+        return layout
 
     @property
     def fragments(self) -> FragmentMap:
@@ -138,6 +150,13 @@ class PackedWeight:
             )
 
 
+def tag_text(tag: object) -> str | None:
+    """What a saved tag tensor says; None for anything that is no tag."""
+    if not isinstance(tag, torch.Tensor) or tag.dtype != torch.uint8 or tag.ndim != 1 or tag.is_meta:
+        return None
+    return bytes(tag.tolist()).decode(errors="replace")
+
+
 def stored_codes(spec: WeightSpec, codes: torch.Tensor) -> torch.Tensor:
     """Codes as the kernels want them; its own inverse. Signed integers are stored with the sign bit flipped
     (value + 2^(bits-1)), so that one subtraction removes offset and bias together; all others as they are."""
@@ -146,7 +165,9 @@ def stored_codes(spec: WeightSpec, codes: torch.Tensor) -> torch.Tensor:
 
 
 def pack(qw: QuantWeight, operand_bits: int = 16) -> PackedWeight:
-    """QuantWeight -> PackedWeight on the same device; peak memory is the result plus one chunk of 1024 rows."""
+    """QuantWeight -> PackedWeight on the same device; peak memory is the result plus one chunk of 1024 rows. Raises BadType."""
+    if not isinstance(qw, QuantWeight):
+        raise BadType(f"pack takes a QuantWeight, as lowbit.quantize returns; got {type(qw).__name__}")
     layout = Layout(qw.spec, qw.n, qw.k, operand_bits)
     e = qw.experts or 1
     units = torch.empty((e, layout.expert_bytes), dtype=torch.uint8, device=qw.codes.device)
@@ -161,7 +182,9 @@ def pack(qw: QuantWeight, operand_bits: int = 16) -> PackedWeight:
 
 
 def unpack(packed: PackedWeight) -> QuantWeight:
-    """The exact inverse of `pack`."""
+    """The exact inverse of `pack`; shares no memory with it. Raises BadType."""
+    if not isinstance(packed, PackedWeight):
+        raise BadType(f"unpack takes a PackedWeight, as lowbit.pack returns; got {type(packed).__name__}")
     layout, spec = packed.layout, packed.layout.spec
     e = packed.experts or 1
     codes, scales, zeros = [], [], []
@@ -177,14 +200,14 @@ def unpack(packed: PackedWeight) -> QuantWeight:
             zeros.append(_collect(layout, side[..., layout.scale_bytes :], dtype))
     channel = packed.channel
     if layout.grouped:
-        scale, scale2 = torch.stack(scales), channel
-        if channel is not None and spec.scale2 == "tensor":
-            scale2 = channel[:, 0].contiguous()
+        scale, scale2 = torch.stack(scales), None
+        if channel is not None:
+            scale2 = channel[:, 0].clone() if spec.scale2 == "tensor" else channel.clone()
     else:
         if channel is None:
             raise BadInput(f"{layout.tag} needs channel scales")
         rows = spec.rows or layout.n
-        scale, scale2 = _narrow(spec, channel[:, ::rows, None].contiguous()), None
+        scale, scale2 = _narrow(spec, channel[:, ::rows, None].clone()), None
     zero = None if not zeros else torch.stack(zeros)
     if zero is not None and spec.zero == "int":
         zero = zero.to(torch.int16)
@@ -322,7 +345,7 @@ def _channel(layout: Layout, qw: QuantWeight) -> torch.Tensor | None:
     if layout.grouped:  # second level
         if qw.scale2 is None:
             raise BadInput(f"{qw.spec} needs a second-level scale")
-        return qw.scale2.float().view(e, -1).expand(e, qw.n).contiguous()
+        return qw.scale2.view(e, -1).expand(e, qw.n).clone()  # never an alias of the QuantWeight
     rows = torch.arange(qw.n, device=qw.scales.device) // (qw.spec.rows or qw.n)
     wide = qw.spec.scale.decode(qw.scales) if qw.scales.dtype == torch.uint8 else qw.scales.float()
     return wide[:, rows, 0].contiguous()

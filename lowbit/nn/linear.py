@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.errors import BadInput, BadType
-from lowbit.layout.pack import Layout, PackedWeight, pack, unpack
+from lowbit.layout.pack import Layout, PackedWeight, pack, tag_text, unpack
 from lowbit.ops import gemm
 from lowbit.weights import QuantWeight, WeightSpec, spec
 
@@ -50,6 +50,8 @@ class Linear(nn.Module):
             bias = gemm.check_bias(bias, qw.n)
             if bias.device != qw.device:
                 raise BadInput(f"bias and weights must be on one device; got {bias.device} and {qw.device}")
+            if not bool(torch.isfinite(bias).all()):
+                raise BadInput(f"bias must be finite; got {bias[~torch.isfinite(bias)][0].item()}")
             bias = bias.clone()  # never an alias of the caller's tensor
         packed = pack(qw)
         self._register(packed.units, packed.channel, bias)
@@ -93,7 +95,8 @@ class Linear(nn.Module):
         self.register_buffer("units", units)
         self.register_buffer("channel", channel)
         self.register_buffer("bias", bias)
-        self.register_buffer("tag", torch.tensor(list(self.layout.tag.encode()), dtype=torch.uint8))
+        device = "cpu" if units.is_meta else units.device  # text that must not be lost
+        self.register_buffer("tag", torch.tensor(list(self.layout.tag.encode()), dtype=torch.uint8, device=device))
 
     @property
     def in_features(self) -> int:
@@ -167,12 +170,7 @@ class Linear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        tag = state_dict.get(prefix + "tag")
-        found = (
-            bytes(tag.tolist()).decode(errors="replace")
-            if isinstance(tag, Tensor) and tag.dtype == torch.uint8
-            else None
-        )
+        found = tag_text(state_dict.get(prefix + "tag"))
         if found != self.layout.tag:
             what = "no layout tag" if found is None else f"layout {found!r}"
             remedy = "build it with Linear.empty of the saved spec and shape"
@@ -180,10 +178,16 @@ class Linear(nn.Module):
                 f"{prefix or 'Linear'}: the saved weights have {what}, this layer needs {self.layout.tag!r}: {remedy}"
             )
             return
+        here = {key[len(prefix) :] for key in state_dict if key.startswith(prefix)}
+        ours = {name for name, t in self._buffers.items() if t is not None}
+        if here != ours:  # an error also where Module would be lenient: half a weight is none
+            missing, extra = (", ".join(sorted(names)) or "nothing" for names in (ours - here, here - ours))
+            error_msgs.append(f"{prefix or 'Linear'}: a layer is loaded whole; missing: {missing}; not of this layer: {extra}")
+            return
         for name in ("units", "channel", "bias"):
             own, new = self._buffers[name], state_dict.get(prefix + name)
             if own is None or not isinstance(new, Tensor):
-                continue  # what is missing or too much is reported by Module
+                continue
             if new.dtype != own.dtype or new.shape != own.shape:
                 error_msgs.append(
                     f"{prefix}{name} must be {own.dtype} {tuple(own.shape)} for {self.layout.tag}; got {new.dtype} {tuple(new.shape)}"

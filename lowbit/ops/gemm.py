@@ -89,6 +89,8 @@ class Runner:
         y = torch.empty((m, self._n), dtype=self.y_dtype, device=self._device)
         if m:
             overlap = _settled(now, getattr(units, _SEEN, None))
+            if not overlap:
+                self._check(units, channel, bias)
             launch, row_tiles, tokens = self._launch(m, overlap)
             params = launch.params
             params.units = units.data_ptr()
@@ -102,6 +104,20 @@ class Runner:
             if not overlap:
                 setattr(units, _SEEN, now)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self._n)
+
+    def _check(self, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> None:
+        """Whatever replaced a layer's tensors since: kernels read bytes and trust them. Raises BadInput."""
+        wanted = {"units": (units, torch.uint8), "channel": (channel, torch.float32), "bias": (bias, torch.float32)}
+        for name, (t, dtype) in wanted.items():
+            if t is not None and (
+                t.dtype != dtype or t.get_device() != self.index or not t.is_contiguous() or t.data_ptr() % 16
+            ):
+                raise BadInput(
+                    f"{name} must be contiguous {dtype} on cuda:{self.index}, aligned to 16 bytes; got {t.dtype} on {t.device}, "
+                    f"strides {t.stride()}, address {t.data_ptr():#x}"
+                )
+        if units.numel() != self.layout.expert_bytes or (channel is not None) != self.layout.has_channel:
+            raise BadInput(f"{self.layout.tag} has {self.layout.expert_bytes} packed bytes; got {units.numel()}")
 
     def _launch(self, m: int, overlap: bool) -> tuple[Launch, int, int]:
         key = (_BUCKET[m] if m < len(_BUCKET) else BUCKETS[-1], overlap)
@@ -300,9 +316,13 @@ def matmul(
     x is of the activation type; `bias` float (N,), applied in float32 before the one rounding to `out_dtype` (default: x's).
     Raises BadInput, BadType, Unsupported.
     """
+    if not isinstance(packed, PackedWeight):
+        raise BadType(f"matmul takes a PackedWeight, as lowbit.pack returns; got {type(packed).__name__}")
     out = out_name(act, out_dtype)
     check_act(act, out)
     layout = packed.layout
+    if layout.operand_bits != 16:
+        raise BadInput(f"16-bit activations need weights packed for 16-bit operands; {layout.tag} is for {layout.operand_bits} bits")
     check_input(x, layout.k, act)
     if packed.experts is not None:
         raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")

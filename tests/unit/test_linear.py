@@ -118,6 +118,7 @@ def test_bad_state_dicts_are_refused_before_anything_is_written() -> None:
         "units must be torch.uint8": {"units": good["units"].float()},
         "no layout tag": {"tag": torch.zeros(3)},
         "this layer needs 'lowbit1:nvfp4:48x256:a16'": {"tag": make("mxfp4")[0].tag},
+        "no layout tag.*": {"tag": good["tag"].view(1, -1)},
     }
     for message, change in changes.items():
         for assign in (False, True):
@@ -126,10 +127,47 @@ def test_bad_state_dicts_are_refused_before_anything_is_written() -> None:
                 empty.load_state_dict({**good, **change}, assign=assign)
             assert not empty.units.any(), message
     for name in ("units", "channel", "bias"):
-        with pytest.raises(RuntimeError, match="Missing key"):
-            lowbit.Linear.empty("nvfp4", 48, 256, bias=True).load_state_dict({k: v for k, v in good.items() if k != name})
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        lowbit.Linear.empty("nvfp4", 48, 256).load_state_dict(good)
+        for strict in (True, False):
+            empty = lowbit.Linear.empty("nvfp4", 48, 256, bias=True)
+            with pytest.raises(RuntimeError, match=f"loaded whole; missing: {name}; not of this layer: nothing"):
+                empty.load_state_dict({k: v for k, v in good.items() if k != name}, strict=strict)
+            assert not empty.units.any()
+            assert not empty.bias.any()
+    empty = lowbit.Linear.empty("nvfp4", 48, 256)
+    with pytest.raises(RuntimeError, match="missing: nothing; not of this layer: bias"):
+        empty.load_state_dict(good)
+    assert not empty.units.any()
+
+
+def test_no_memory_is_shared_with_what_a_layer_was_made_of() -> None:
+    for spec in ("int4_g32_s2c", "int8", "nvfp4", "int4_g32"):
+        qw = lowbit.quantize(torch.randn(48, 256), spec)
+        layer = lowbit.Linear(qw)
+        x = tokens(3, 256)
+        y = layer(x)
+        again = layer.quant_weight()
+        for weight in (qw, again):
+            for t in (weight.codes, weight.scales, weight.scale2):
+                if t is not None:
+                    t.zero_()
+        assert torch.equal(layer(x), y)
+
+
+def test_runner_refuses_replaced_tensors_that_kernels_cannot_read() -> None:
+    layout = gemm.Layout(lowbit.WeightSpec.parse("nvfp4"), 48, 256)
+    runner = gemm.Runner.__new__(gemm.Runner)
+    runner.layout, runner.index = layout, -1  # what get_device says of CPU tensors
+    packed = make("nvfp4")[0].packed()
+    bias = torch.zeros(64)[:48]
+    runner._check(packed.units, packed.channel, bias)
+    bad = [
+        (packed.units.float(), packed.channel, bias), (packed.units, packed.channel.half(), bias), (packed.units, packed.channel, bias.half()),
+        (packed.units[:, 16:], packed.channel, bias), (packed.units, packed.channel, torch.zeros(64)[1:49]), (packed.units, None, bias),
+        (packed.units, packed.channel, torch.zeros(48, 2)[:, 0]),
+    ]  # fmt: skip
+    for tensors in bad:
+        with pytest.raises(lowbit.BadInput, match=r"must be contiguous|packed bytes"):
+            runner._check(*tensors)
 
 
 def test_empty_has_float32_tensors_whatever_the_default() -> None:
@@ -218,6 +256,13 @@ def test_bias_is_read_at_multiples_of_16_bytes() -> None:
         (lambda layer: lowbit.Linear(lowbit.quantize(torch.ones(2, 4, 16), "int8")), lowbit.BadInput, "takes one weight .N, K.; got 2 experts"),
         (lambda layer: lowbit.Linear.empty("int4_g12x", 8, 8), lowbit.UnknownSpec, "did you mean 'int4_g128'"),
         (lambda layer: lowbit.matmul(tokens(2, 256), lowbit.pack(lowbit.quantize(torch.ones(2, 4, 256), "int8"))), lowbit.BadInput, "got 2 experts"),
+        (lambda layer: lowbit.matmul(tokens(2, 256), layer.quant_weight()), lowbit.BadType, "matmul takes a PackedWeight, as lowbit.pack returns"),
+        (lambda layer: lowbit.matmul(tokens(2, 256), lowbit.pack(layer.quant_weight(), 8)), lowbit.BadInput, "packed for 16-bit operands"),
+        (lambda layer: lowbit.pack(layer), lowbit.BadType, "pack takes a QuantWeight"),
+        (lambda layer: lowbit.unpack(layer.quant_weight()), lowbit.BadType, "unpack takes a PackedWeight"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.full((48,), torch.nan)), lowbit.BadInput, "bias must be finite; got nan"),
+        (lambda layer: lowbit.QuantWeight.from_values("int8", [1], torch.ones(1, 1)), lowbit.BadType, "codes must be a tensor; found list"),
+        (lambda layer: lowbit.WeightSpec.parse("cb(1,)_g32"), lowbit.UnknownSpec, "a codebook is written"),
         (lambda layer: gemm.gemm_op(tokens(2, 256), layer.units[:, 16:], None, None, "int4_g128", 48, "bf16", "bf16"), lowbit.BadInput, "units"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import torch
 
 from lowbit.errors import BadInput, Unsupported
 from lowbit.layout.fragments import UNIT_K, UNIT_ROWS, FragmentMap
-from lowbit.layout.pack import PANEL_BLOCKS, Layout, PackedWeight, pack, stored_codes, unpack
+from lowbit.layout.pack import PANEL_BLOCKS, Layout, PackedWeight, pack, stored_codes, tag_text, unpack
 from lowbit.weights import QuantWeight, WeightSpec, spec
 
 INTEGERS = [f"{kind}{bits}_g32" for kind in ("int", "uint") for bits in range(1, 9)]
@@ -116,6 +116,21 @@ def test_tag_names_everything_that_decides_the_bytes() -> None:
     others = [Layout(spec("int4_g64"), 64, 256), Layout(spec("int4_g128"), 80, 256), Layout(spec("int4_g128"), 64, 384),
               Layout(spec("int4_g128"), 64, 256, 8)]
     assert len({a.tag, *(other.tag for other in others)}) == 5
+
+
+def test_tags_parse_and_nothing_else_does() -> None:
+    for name in ("int4_g128", "nvfp4", "nf4", "third(-1.0,0.0,1.0)_g32"):
+        for bits in (16, 8):
+            layout = Layout(spec(name), 40, 264, bits)
+            assert Layout.parse(layout.tag) == layout
+    for tag in ("", "lowbit1", "lowbit1:int4:axb:a16", "lowbit1:int4:4x:a16", "lowbit1:int4:4x4x4:a16", "lowbit1:int4:4x4:a32",
+                "lowbit2:int4:4x4:a16",
+                "lowbit1:int4:04x4:a16", "lowbit1:cb(1,)_g32:4x32:a16", "lowbit1:int4_t:0x4:a16"):  # fmt: skip
+        with pytest.raises(BadInput):
+            Layout.parse(tag)
+    assert tag_text(torch.tensor(list(b"abc"), dtype=torch.uint8)) == "abc"
+    for no_tag in (None, "abc", torch.zeros(3), torch.zeros(1, 3, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8, device="meta")):
+        assert tag_text(no_tag) is None
 
 
 def test_refusals() -> None:
