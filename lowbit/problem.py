@@ -5,7 +5,7 @@ Knows formats and chips; it must not know tiles, warps or stages (see plan/).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lowbit.arch import Arch
 from lowbit.errors import Unsupported
@@ -13,6 +13,7 @@ from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
 OUTPUTS = ("bf16", "fp16")
+FP16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -43,27 +44,17 @@ def unsupported(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:
         reasons.append(f"act must be one of {', '.join(ACTIVATIONS)}; got {act!r}")
     if act == "bf16" and not arch.bf16:
         reasons.append(f"bf16 products need sm_80 or newer; {arch.name} has none: use act='fp16'")
-    if not has_conversion(spec):
-        reasons.append(f"no kernel converts {spec.value.name} yet: quantise to one of {', '.join(CONVERTED)}")
-    if spec.zero != "none":
-        reasons.append(f"kernels take symmetric weights; {spec} has zero points: use {replace(spec, zero='none')}")
+    if spec.value.kind == "codebook":
+        reasons.append(f"no kernel looks up codebooks yet; {spec} has one: quantise to integers or floats")
+    elif act == "fp16" and spec.value.max > FP16_MAX:
+        reasons.append(f"{spec.value.name} reaches {spec.value.max:g}, beyond fp16's {FP16_MAX:g}: use act='bf16'")
     if spec.act_order:
         reasons.append(
             f"kernels need groups in natural order; {spec} has a group index per k: quantise without act-order"
         )
-    if spec.scale.name not in KERNEL_SCALES:
-        reasons.append(f"kernels read scales of {', '.join(KERNEL_SCALES)}; {spec} has {spec.scale.name}")
     if spec.k % 16:
         reasons.append(f"group sizes must be multiples of 16; {spec} has {spec.k}")
     return tuple(reasons)
-
-
-CONVERTED = ("int4", "int8", "fp8_e4m3", "fp4_e2m1")  # formats with a conversion in cuda/dequant.cuh
-KERNEL_SCALES = ("fp32", "bf16", "fp16", "fp8_e4m3", "e8m0")
-
-
-def has_conversion(spec: WeightSpec) -> bool:
-    return spec.value.name in CONVERTED
 
 
 def check(spec: WeightSpec, act: str, arch: Arch) -> None:

@@ -1,85 +1,101 @@
-// Packed codes and scales to numbers, exactly, in registers: one Convert per (operand type, value format), one struct per scale format.
+// Packed codes, scales and zero points to numbers, exactly, in registers.
 // Knows bit patterns only; it must not know where codes come from or what they are multiplied with.
 //
-// A step is one m16n8k16: its four A registers hold two elements each. In every 16-bit half of a packed word, field i (bits
-// 4i..4i+3 or 8i..8i+7) belongs to A register i; the lower half is the first element. 4-bit formats take one word a step, 8-bit two.
+// A step is one m16n8k16: its four A registers hold two elements each, the lower half the first. Codes are cut into planes of 8, 4, 2
+// and 1 bits (layout/pack.py); in every 16-bit half of a plane's words, field 4s + i belongs to register i of step s.
 #pragma once
 #include "types.cuh"
 
 namespace lowbit {
-struct Int4 { static constexpr int kBits = 4; };
-struct Int8 { static constexpr int kBits = 8; };
-struct E2m1 { static constexpr int kBits = 4; };
-struct E4m3 { static constexpr int kBits = 8; };
+template <int kBits_> struct Uint { static constexpr int kBits = kBits_, kOffset = 0; };
+template <int kBits_> struct Int { static constexpr int kBits = kBits_, kOffset = 1 << (kBits_ - 1); };  // stored as value + kOffset
+template <int kExponent_, int kMantissa_> struct Float { static constexpr int kBits = 1 + kExponent_ + kMantissa_, kOffset = 0, kExponent = kExponent_, kMantissa = kMantissa_; };
 
-// step(): the A registers of one step, each value times 1 / kFactor.
+HW_FN u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
+HW_FN constexpr u32 both(u32 half) { return half * 0x10001u; }
+
+// A lane's codes of one vector: four steps (two of 8-bit codes).
+template <int kBits> struct Codes {
+    static constexpr int kSteps = kBits == 8 ? 2 : 4, kLow = kBits & 12, kVectors = 8 / kSteps;
+    static constexpr bool kSingle = kBits == (kBits & -kBits);  // one plane
+    u32 low[4], two[2], one;
+    HW_FN void load(u32 smem_unit, int v) {
+        const u32 lane = lane_id();
+        if constexpr (kLow != 0) { const U4 q = ld_shared_v4(smem_unit + v * 512 + lane * 16); low[0] = q.x; low[1] = q.y; low[2] = q.z; low[3] = q.w; }
+        if constexpr ((kBits & 2) != 0) { const U2 q = ld_shared_v2(smem_unit + 256 * (kBits & 4) + lane * 16 + v * 8); two[0] = q.x; two[1] = q.y; }
+        if constexpr ((kBits & 1) != 0) one = ld_shared_u32(smem_unit + 256 * (kBits & 6) + lane * 8 + v * 4);
+    }
+    // Where the field of register i of step s lies in its half word, if there is one plane.
+    HW_FN static constexpr int place(int s, int i) { return kBits == 8 ? 8 * (i & 1) : kBits == 4 ? 4 * i : kBits == 2 ? 2 * (4 * (s & 1) + i) : 4 * s + i; }
+    // The code of register i of step s in bits to .. to + kBits - 1 of both halves, all other bits 0.
+    HW_FN u32 at(int s, int i, int to) const {
+        u32 r = 0;
+        if constexpr (kBits == 8) r = shift(low[2 * s + i / 2], to - 8 * (i & 1)) & both(0xffu << to);
+        if constexpr ((kBits & 4) != 0) r = shift(low[s], to - 4 * i) & both(0xfu << to);
+        if constexpr ((kBits & 2) != 0) r |= shift(two[s / 2], to + (kBits & 4) - 2 * (4 * (s & 1) + i)) & both(0x3u << (to + (kBits & 4)));
+        if constexpr ((kBits & 1) != 0) r |= shift(one, to + (kBits & 6) - (4 * s + i)) & both(0x1u << (to + (kBits & 6)));
+        return r;
+    }
+};
+
+// Facts of an operand type: fraction bits, the pattern of 2^(kTop - f), that of -2^p / kFactor, the float factor left on fp32.
+template <class Operand> struct Bits;
+template <> struct Bits<Bf16> {
+    static constexpr int kFraction = 7, kExponent = 8, kBias = 127;
+    static constexpr float kFactor = 64.0f;
+    HW_FN static constexpr u32 power(int p) { return both(static_cast<u32>(kBias + p) << kFraction); }
+    static constexpr u32 kUnit = both(0x3c80);  // 1 / kFactor
+};
+template <> struct Bits<F16> {
+    static constexpr int kFraction = 10, kExponent = 5, kBias = 15;
+    static constexpr float kFactor = 512.0f;
+    HW_FN static constexpr u32 power(int p) { return both(static_cast<u32>(kBias + p) << kFraction); }
+    static constexpr u32 kUnit = both(0x1800);
+};
+constexpr u32 kMinusZero = 0x80008000;  // adding it keeps the sign of zero
+
+// step(): the A registers of one step, each value times 1 / kFactor. minus[h]: what to add for rows g and g + 8, from `offset`.
 template <class Operand, class Value> struct Convert;
 
-// Integers of n bits are stored as u = value + 2^(n-1). A 16-bit float whose exponent field is 0 or 1 is linear in its bits: the
-// pattern u << f, f + n <= 8 (bf16) or 11 (fp16), is exactly u * 2^(f-133) or u * 2^(f-24). So one mask leaves a number, and one FMA
-// brings it to (u - 2^(n-1)) * 2^-6 (bf16: times 2^(127-f)) or * 2^-9 (fp16: times 2^(15-f)), exact. kFactor takes the power of two
-// back on fp32. Against the usual or-in of an exponent this saves two shifts and, since a LOP3 has room for one constant, four
-// moves per eight weights: 10 issue slots a word instead of 18 (8192x8192, sm_90a).
-template <> struct Convert<Bf16, Int4> {
-    static constexpr float kFactor = 64.0f;
-    HW_FN static void step(u32 (&a)[4], const u32* w) {
-        HW_UNROLL for (int i = 0; i < 4; i += 2) {
-            const u32 v = w[0] >> 4 * i;
-            a[i] = Bf16::fma(v & 0x000f000f, 0x7f007f00, 0xbe00be00);
-            a[i + 1] = Bf16::fma(v & 0x00f000f0, 0x7d007d00, 0xbe00be00);
-        }
+// Integers. A 16-bit float whose exponent field is 0 or 1 is linear in its bits: the pattern u << f, f + n <= 8 (bf16) or 11 (fp16), is
+// exactly u * 2^(f-133) or u * 2^(f-24). So one mask leaves a number, and one FMA brings it to (u - offset) * 2^-6 (bf16: times
+// 2^(127-f)) or * 2^-9 (fp16: times 2^(15-f)), exact for |u - offset| <= 256; the offset may be a zero point of the row. kFactor takes the
+// power of two back on fp32. Against or-ing in an exponent this saves two shifts and, since a LOP3 has room for one constant, four
+// moves per eight 4-bit weights: 10 issue slots a word instead of 18 (8192x8192, sm_90a).
+template <class Operand, class Value> struct ConvertInteger {
+    using B = Bits<Operand>;
+    static constexpr float kFactor = B::kFactor;
+    HW_FN static constexpr u32 fixed_offset() {  // -kOffset / kFactor
+        int log = -1;
+        for (int o = Value::kOffset; o; o >>= 1) ++log;
+        return log < 0 ? kMinusZero : B::power(log - (B::kFraction == 7 ? 6 : 9)) | kMinusZero;
     }
-};
-template <> struct Convert<F16, Int4> {
-    static constexpr float kFactor = 512.0f;
-    HW_FN static void step(u32 (&a)[4], const u32* w) {
-        HW_UNROLL for (int i = 0; i < 4; i += 2) {
-            const u32 v = w[0] >> 4 * i;
-            a[i] = F16::fma(v & 0x000f000f, 0x78007800, 0xa400a400);
-            a[i + 1] = F16::fma(v & 0x00f000f0, 0x68006800, 0xa400a400);
-        }
-    }
-};
-template <> struct Convert<Bf16, Int8> {
-    static constexpr float kFactor = 64.0f;
-    HW_FN static void step(u32 (&a)[4], const u32* w) {
-        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = Bf16::fma(w[i / 2] >> 8 * (i & 1) & 0x00ff00ff, 0x7f007f00, 0xc000c000);
-    }
-};
-template <> struct Convert<F16, Int8> {
-    static constexpr float kFactor = 512.0f;
-    HW_FN static void step(u32 (&a)[4], const u32* w) {
-        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = F16::fma(w[i / 2] >> 8 * (i & 1) & 0x00ff00ff, 0x78007800, 0xb400b400);
-    }
-};
-
-// Floats: the exponent and mantissa bits move to the top of the operand's mantissa and the bottom of its exponent, the sign to
-// bit 15; the number is then too small by 2^(bias difference). Multiplying by that power of two is exact, also for subnormals
-// (the operand's own subnormals carry them), and adding -0 keeps the sign of zero.
-template <class Operand> struct FloatScale;
-template <> struct FloatScale<Bf16> { static constexpr u32 kE4m3 = 0x7b807b80 /* 2^120 */, kE2m1 = 0x7e807e80 /* 2^126 */; };
-template <> struct FloatScale<F16> { static constexpr u32 kE4m3 = 0x5c005c00 /* 2^8 */, kE2m1 = 0x74007400 /* 2^14 */; };
-HW_FN u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
-
-// e4m3  s|eeee|mmm  ->  bf16 s|0000eeee|mmm0000, fp16 s|0eeee|mmm0000000
-template <class Operand> struct Convert<Operand, E4m3> {
-    static constexpr float kFactor = 1.0f;
-    HW_FN static void step(u32 (&a)[4], const u32* w) {
-        constexpr bool kBf16 = FloatScale<Operand>::kE4m3 == 0x7b807b80;
+    HW_FN static u32 offset(u32 o) { return Operand::fma(both(o), B::power(B::kBias) | kMinusZero, kMinusZero); }  // of 0 .. 255
+    HW_FN static void step(u32 (&a)[4], const Codes<Value::kBits>& codes, int s, const u32 (&minus)[2]) {
         HW_UNROLL for (int i = 0; i < 4; ++i) {
-            const u32 v = w[i / 2], magnitude = kBf16 ? shift(v, 4 - 8 * (i & 1)) & 0x07f007f0 : shift(v, 7 - 8 * (i & 1)) & 0x3f803f80;
-            a[i] = Operand::fma((shift(v, 8 - 8 * (i & 1)) & 0x80008000) | magnitude, FloatScale<Operand>::kE4m3, 0x80008000);
+            const int to = Codes<Value::kBits>::kSingle ? Codes<Value::kBits>::place(s, i) % 8 : 0;  // where no shift, or one for all, is needed
+            a[i] = Operand::fma(codes.at(s, i, to), B::power(B::kBias - to), minus[i & 1]);
         }
     }
 };
-// e2m1  s|ee|m  ->  bf16 s|000000ee|m000000, fp16 s|000ee|m000000000
-template <class Operand> struct Convert<Operand, E2m1> {
+template <class Operand, int kBits> struct Convert<Operand, Int<kBits>> : ConvertInteger<Operand, Int<kBits>> {};
+template <class Operand, int kBits> struct Convert<Operand, Uint<kBits>> : ConvertInteger<Operand, Uint<kBits>> {};
+
+// Floats  s|e..e|m..m. The exponent and mantissa bits move to the top of the operand's mantissa and the bottom of its exponent, the
+// sign to bit 15: bf16 s|0..0e..e|m..m0..0. The number is then too small by 2^(bias difference); multiplying by that power of two is exact,
+// also for subnormals (the operand's own carry them). Formats that exceed fp16 are not for it (problem.py).
+template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, Float<kExponent, kMantissa>> {
+    using B = Bits<Operand>;
     static constexpr float kFactor = 1.0f;
-    HW_FN static void step(u32 (&a)[4], const u32* w) {
-        constexpr bool kBf16 = FloatScale<Operand>::kE2m1 == 0x7e807e80;
+    static constexpr int kBits = 1 + kExponent + kMantissa;
+    HW_FN static constexpr u32 fixed_offset() { return kMinusZero; }
+    HW_FN static u32 offset(u32) { return kMinusZero; }
+    HW_FN static void step(u32 (&a)[4], const Codes<kBits>& codes, int s, const u32 (&minus)[2]) {
+        constexpr u32 kMagnitude = both(((1u << (kBits - 1)) - 1) << (B::kFraction - kMantissa));
         HW_UNROLL for (int i = 0; i < 4; ++i) {
-            const u32 magnitude = kBf16 ? shift(w[0], 6 - 4 * i) & 0x01c001c0 : shift(w[0], 9 - 4 * i) & 0x0e000e00;
-            a[i] = Operand::fma((shift(w[0], 12 - 4 * i) & 0x80008000) | magnitude, FloatScale<Operand>::kE2m1, 0x80008000);
+            const u32 top = codes.at(s, i, 16 - kBits);  // the sign is in place
+            a[i] = Operand::fma((top & 0x80008000) | (shift(top, B::kFraction - kMantissa - (16 - kBits)) & kMagnitude),
+                                B::power(B::kBias - ((1 << (kExponent - 1)) - 1)), minus[i & 1]);
         }
     }
 };
@@ -105,11 +121,12 @@ struct ScaleE8m0 {  // 2^(code - 127): the code is float's exponent; code 0 is t
         return as_f32(bits > 0x00400000 ? bits : 0x00400000);
     }
 };
-struct ScaleE4m3 {  // as above: bits in place, times 2^120
+template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as above: bits in place, times a power of two
     static constexpr int kBytes = 1;
     HW_FN static float value(const u32* w, int i) {
-        const u32 code = w[i / 4] >> 8 * (i & 3);
-        return mul_f32(as_f32((code & 0x80) << 24 | (code & 0x7f) << 20), 0x1p120f);
+        const u32 code = w[i / 4] >> 8 * (i & 3), magnitude = (code & ((1u << (kExponent + kMantissa)) - 1)) << (23 - kMantissa);
+        const u32 sign = kSigned ? code >> (kExponent + kMantissa) << 31 : 0;
+        return mul_f32(as_f32(sign | magnitude), as_f32(static_cast<u32>(254 - ((1 << (kExponent - 1)) - 1)) << 23));
     }
 };
 
@@ -125,10 +142,17 @@ template <class Scale, int kSteps, int kGroups> struct UnitScales {
         if constexpr (kBytes >= 16)
             HW_UNROLL for (u32 i = 0; i < kWords; i += 4) { const U4 v = ld_shared_v4(at + 4 * i); w[i] = v.x; w[i + 1] = v.y; w[i + 2] = v.z; w[i + 3] = v.w; }
     }
-    HW_FN float get(int group, int half) const { return Scale::value(w, 2 * group + half); }
+    HW_FN auto get(int group, int half) const { return Scale::value(w, 2 * group + half); }
 };
 template <int kSteps, int kGroups> struct UnitScales<NoScale, kSteps, kGroups> {
     HW_FN void load(u32, u32) {}
     HW_FN float get(int, int) const { return 1.0f; }
+};
+
+// Zero points lie after the scales and like them: a byte each for integers, in the value's own sign; floats otherwise.
+enum Zero { kNoZero, kIntZero, kFloatZero };
+struct ZeroByte {
+    static constexpr int kBytes = 1;
+    HW_FN static u32 value(const u32* w, int i) { return w[i / 4] >> 8 * (i & 3) & 0xff; }
 };
 }  // namespace lowbit

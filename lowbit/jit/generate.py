@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from lowbit.dtypes import DType
 from lowbit.errors import Unsupported
 from lowbit.jit.source import Source, gather_headers
 from lowbit.plan.plan import Plan, illegal, layout_of, mover, smem_map
@@ -15,8 +16,7 @@ from lowbit.problem import Problem
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
-_VALUES = {"int4": "Int4", "int8": "Int8", "fp8_e4m3": "E4m3", "fp4_e2m1": "E2m1"}
-_SCALES = {"fp32": "ScaleF32", "bf16": "ScaleBf16", "fp16": "ScaleF16", "e8m0": "ScaleE8m0", "fp8_e4m3": "ScaleE4m3"}
+_ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
 _TYPES = {"bf16": "Bf16", "fp16": "F16"}
 _CLASSES = {"stream": "Stream", "tile_mma": "TileMma"}
 
@@ -33,6 +33,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
         "kLevel": problem.arch.level,
         "kUnitBytes": layout.unit_bytes,
         "kCodeBytes": layout.code_bytes,
+        "kScaleBytes": layout.scale_bytes,
         "kStep": layout.step,
         "kTokens": plan.tokens,
         "kWarpBlocks": plan.warp_blocks,
@@ -53,8 +54,8 @@ def generate(problem: Problem, plan: Plan) -> Source:
     types = {
         "Operand": _TYPES[problem.act],
         "Out": _TYPES[problem.out],
-        "Value": _VALUES[problem.spec.value.name],
-        "Scale": _SCALES[problem.spec.scale.name] if layout.grouped else "NoScale",
+        "Value": _value(problem.spec.value),
+        "Scale": _scale(problem.spec.scale) if layout.grouped else "NoScale",
     }
     lines += [f"    using {name} = lowbit::{value};" for name, value in types.items()]
     config = "\n".join(
@@ -62,6 +63,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "struct Config {",
             "    using u32 = hw::u32;",
             *lines,
+            f"    static constexpr lowbit::Zero kZero = lowbit::{_ZEROS[problem.spec.zero]};",
             f"    static constexpr lowbit::Mover kMover = lowbit::{mover(problem.arch, plan.family)};",
             "};",
         ]
@@ -80,3 +82,15 @@ def generate(problem: Problem, plan: Plan) -> Source:
         label=f"{problem.label} ({plan})",
         headers=gather_headers(text, INCLUDE_DIR),
     )
+
+
+def _value(value: DType) -> str:
+    """The C++ name of a value format in dequant.cuh."""
+    if value.is_int:
+        return f"{'Int' if value.kind == 'int' else 'Uint'}<{value.bits}>"
+    return f"Float<{value.exponent}, {value.mantissa}>"
+
+
+def _scale(scale: DType) -> str:
+    wide = {"fp32": "ScaleF32", "bf16": "ScaleBf16", "fp16": "ScaleF16", "e8m0": "ScaleE8m0"}
+    return wide.get(scale.name) or f"ScaleFloat<{scale.exponent}, {scale.mantissa}, {str(scale.signed).lower()}>"

@@ -28,7 +28,6 @@ ISSUE_CYCLES, MMA_CYCLES, STAGE_CYCLES = 10.9, 7.2, 6.7  # of a warp: per 8 weig
 LATENCY_CYCLES, LATENCY_MMA, LATENCY_STAGE = 3.0, 6.4, 604.0  # the same for a warp that has its sub-core to itself
 REDUCE_US = 0.0081  # one partial sum of one row and token, per thread
 
-CONVERT = {"int4": 1.0, "int8": 0.93, "fp8_e4m3": 1.6, "fp4_e2m1": 2.1}  # issue slots per weight against int4
 TILE_EFFICIENCY = 0.55  # of the mma.sync peak that tile_mma reaches, roughly
 TILE_STAGE_US = 0.45  # a 128-k step of one block on an otherwise idle SM
 
@@ -48,6 +47,13 @@ class Cost:
 def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
     """The time of one call with `m` tokens and cold weights."""
     return _stream(problem, plan, m) if plan.family == "stream" else _tile(problem, plan, m)
+
+
+def _convert(problem: Problem) -> float:
+    """Issue slots of a weight's conversion against int4's: measured for one plane, counted from the SASS for more."""
+    layout, value = layout_of(problem), problem.spec.value
+    more = 0.8 * (len(layout.planes) - 1)
+    return more + (1.0 if value.is_int else 1.6 if value.bits == 8 else 2.1)
 
 
 def _room(problem: Problem, plan: Plan) -> int:
@@ -82,7 +88,7 @@ def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
     stages = -(-k_blocks // plan.k_warps)
     words = plan.warp_blocks * 8
     products = plan.warp_blocks * 8 * -(-plan.tokens // 8)
-    convert = CONVERT[problem.spec.value.name]
+    convert = _convert(problem)
     rounds = -(-per_sm // resident)
     per_sub_core = -(-resident * plan.warps // 4)
     issue = per_sub_core * stages * (words * ISSUE_CYCLES * convert + products * MMA_CYCLES + STAGE_CYCLES)
@@ -109,7 +115,7 @@ def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
     flops_per_block = 2.0 * plan.tile_rows * plan.tokens * layout.k_blocks * 128
     per_us = arch.mma_tflops * 1e6 / arch.sms * TILE_EFFICIENCY
     # Each token warp converts the same weights anew.
-    convert = 1.0 + 2.0 * plan.token_warps * CONVERT[problem.spec.value.name] / (plan.tokens / 8)
+    convert = 1.0 + 2.0 * plan.token_warps * _convert(problem) / (plan.tokens / 8)
     work = rounds * max(
         room * flops_per_block * convert / per_us, layout.k_blocks * TILE_STAGE_US / max(1, plan.stages - 2)
     )

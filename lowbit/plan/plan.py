@@ -179,7 +179,13 @@ def least_registers(problem: Problem, plan: Plan) -> int:
     several = 0  # where a unit has several groups, the compiler keeps more alive at once
     if layout.steps > 1:
         several = 6 * tiles if tiles >= 8 else 3 * tiles + 20 if tiles >= 4 else 8 if tiles >= 2 else 0
-    return 4 * tiles * sums + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
+    zeros = {
+        "none": 0,
+        "int": 3 * plan.warp_blocks,
+        "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
+    }[problem.spec.zero]
+    planes = 4 * (len(layout.planes) - 1) * plan.warp_blocks  # words of further planes, codes put together from them
+    return 4 * tiles * sums + zeros + planes + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
 def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:

@@ -44,6 +44,10 @@ FORMATS = (
     "int4_g64",
     "int4",
     "mxfp8",
+    "int3_g128",
+    "uint4z_g128",
+    "uint5zf_g32",
+    "mxfp6",
 )
 COPIES = ("sm_87", "sm_103a", "sm_110a", "sm_121a")  # chips whose code is that of another row: three formats will do
 SHAPES = ((4096, 4096), (2880, 2880), (576, 7168), (7168, 18432), (37, 136))

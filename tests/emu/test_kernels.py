@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from lowbit.arch import arch
 from lowbit.layout.pack import PackedWeight, pack
 from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.plan import Plan, illegal
-from lowbit.problem import Problem
+from lowbit.problem import Problem, unsupported
 from lowbit.testing import cases, emulate, tolerance
 from lowbit.weights import QuantWeight, WeightSpec
 
@@ -30,6 +30,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE_FORMATS = (
     "int4_g128", "int4_g64", "int4_g32", "int4", "int4_g128_e8m0", "int8", "int8_g128",
     "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4", "fp4_e2m1_g16_e8m0",
+)  # fmt: skip
+# All widths, one plane to three, with and without sign and zero points; floats of every width and of few and many exponent bits.
+MORE_FORMATS = (
+    "int1_g32", "int2_g64", "int3_g128", "int5_g32", "int6", "int7_g16", "uint1z_g128", "uint2_g16", "uint3z_g64", "uint4z_g128", "uint5_t",
+    "uint6z_g32", "uint7z", "uint8z_g64", "int4z_g32", "int8z", "uint4zf_g32", "int3zf_g128", "uint5zf_g64", "int4_g32_ue5m3", "int4_g64_e5m2",
+    "fp3_e1m1_g16", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128", "fp8_e1m6",
+    "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8",
 )  # fmt: skip
 
 
@@ -96,6 +103,17 @@ def probes(chip: str) -> list[Run]:
             for spec in PROBE_FORMATS if name in ("stream", "tile_mma") else ("int4_g32", "mxfp4", "fp8_e4m3"):
                 n = 152 if "_b128x128" in spec else 40
                 runs.append(Run(chip, spec, n, 264, 264, act, plan))
+    common = list(probe_plans(chip).items())[:2]
+    for number, spec in enumerate(MORE_FORMATS):  # the other operand and family come with the next chip
+        # fp8_e5m2 times a power of two leaves fp16's range, as an output
+        fits = [act for act in acts_of(chip) if not unsupported(WeightSpec.parse(spec), act, arch(chip))]
+        acts = [act for act in fits if (act, spec) != ("fp16", "fp8_e5m2")]
+        turn = number + ARCHS.index(chip)
+        for _, plan in common if chip in THOROUGH else common[turn % 2 :][:1]:
+            if acts:
+                run = Run(chip, spec, 40, 264, 264, acts[turn // 2 % len(acts)], plan)
+                few_bits = bool(illegal(run.problem, plan))  # partial sums need a longer ring of smaller stages
+                runs.append(replace(run, plan=replace(plan, stages=6)) if few_bits else run)
     return runs
 
 
@@ -188,7 +206,7 @@ def telling(spec_name: str, n: int, k: int, powers: int = 13) -> tuple[QuantWeig
     place = columns % 2 + columns // 8 % 2 * 2 + rows // 8 % 2 * 4
     turn = rows % 8 * 32 + columns // 2 % 4 * 8 + columns // 16 % 8
     codes = (turn + place * 67 + rows // 16 * 37 + columns // 128 * 11) % 2**spec.value.bits
-    codes[torch.isnan(spec.value.decode_table()[codes])] = 0x2B
+    codes[~torch.isfinite(spec.value.decode_table()[codes])] = 0x2B
     shape = spec.scale_shape(n, k)
     power = (torch.arange(shape[0])[:, None] * 5 + torch.arange(shape[1])[None, :] * 7) % powers - powers // 2
     scales = spec.scale.encode(torch.exp2(power)) if spec.scale.bits <= 8 else torch.exp2(power).to(spec.scale.storage)
@@ -197,7 +215,14 @@ def telling(spec_name: str, n: int, k: int, powers: int = 13) -> tuple[QuantWeig
         "tensor": torch.tensor(0.5),
         "channel": torch.exp2(torch.arange(n) % 3 - 1.0),
     }[spec.scale2]
-    qw = QuantWeight.from_values(spec, codes.to(torch.uint8), scales, scale2=scale2)
+    turns = torch.arange(shape[0])[:, None] * 3 + torch.arange(shape[1])[None, :] * 5
+    least, greatest = int(spec.value.min), int(spec.value.max)
+    zeros = {
+        "none": None,
+        "int": (least + turns % (greatest - least + 1)).to(torch.int16) if spec.value.is_int else None,
+        "float": (turns % 7 - 3) * 0.5,
+    }[spec.zero]
+    qw = QuantWeight.from_values(spec, codes.to(torch.uint8), scales, zeros=zeros, scale2=scale2)
     return qw, pack(qw), qw.dequantize()
 
 
@@ -252,7 +277,7 @@ def test_sums_of_small_integers_are_exact(run: Run) -> None:
     same(run(x, packed), want.to(DTYPES[run.act]))
 
 
-@pytest.mark.parametrize("spec", ["int4", "int8", "fp8_e4m3", "mxfp4"])
+@pytest.mark.parametrize("spec", ["int4", "int8", "fp8_e4m3", "mxfp4", "int3_g128", "uint6z_g32", "int7_g16", "fp5_e2m2_g64"])
 def test_telling_weights_hold_every_code_in_every_place_of_a_step(spec: str) -> None:
     """So the one-hot tests above convert all codes with all eight instruction sequences of `Convert::step`."""
     qw, _, w = telling(spec, 40, 264)
@@ -261,7 +286,7 @@ def test_telling_weights_hold_every_code_in_every_place_of_a_step(spec: str) -> 
     numbers = int((~torch.isnan(table)).sum())
     for place in range(8):
         here = (columns % 2 == place & 1) & (columns // 8 % 2 == place >> 1 & 1) & (rows // 8 % 2 == place >> 2)
-        assert len(torch.unique(codes[here])) == numbers == {4: 16, 8: 256}[qw.spec.value.bits] - 2 * (spec == "fp8_e4m3")
+        assert len(torch.unique(codes[here])) == numbers == 2**qw.spec.value.bits - 2 * (spec == "fp8_e4m3")
     assert len(torch.unique(w)) > 50
 
 

@@ -51,10 +51,10 @@ def test_supported_format_gives_no_reasons() -> None:
 
 
 def test_every_reason_is_given_with_a_remedy() -> None:
-    reasons = lowbit.supports("int4z_g40", "bf16", "sm_75")
-    assert len(reasons) == 3  # no bf16, zero points, a group of 40
+    reasons = lowbit.supports("nf4_g40", "bf16", "sm_75")
+    assert len(reasons) == 3  # no bf16, a codebook, a group of 40
     assert "use act='fp16'" in reasons[0]
-    assert "use int4_g40" in reasons[1]
+    assert "quantise to integers or floats" in reasons[1]
     assert "multiples of 16" in reasons[2]
 
 
