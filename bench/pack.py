@@ -9,6 +9,7 @@ import time
 import torch
 
 import lowbit
+from lowbit.cli.options import shape
 
 
 def pack_ms(weight: lowbit.QuantWeight, synchronize: bool) -> float:
@@ -24,15 +25,15 @@ def pack_ms(weight: lowbit.QuantWeight, synchronize: bool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="8192x8192", help="N x K")
+    parser.add_argument("--shape", type=shape, default="8192x8192", help="NxK")
     parser.add_argument("--spec", default="int4_g128,int8,mxfp4,nvfp4", help="comma-separated")
     args = parser.parse_args()
-    n, k = map(int, args.shape.split("x"))
+    n, k = args.shape
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for spec in args.spec.split(","):
         weight = lowbit.quantize(torch.randn(n, k), spec)
         times = [f"{device} {pack_ms(weight.to(device), device == 'cuda'):.1f} ms" for device in devices]
-        print(f"{spec:12} {args.shape}: {', '.join(times)}")
+        print(f"{spec:12} {n}x{k}: {', '.join(times)}")
 
 
 if __name__ == "__main__":

@@ -166,6 +166,7 @@ class _Seen(NamedTuple):
     """The weights of a call, so that the next one can tell whether they are still the same.
 
     Holds the small tensors themselves: an address or a version may come back with another tensor, an object that is held cannot.
+    Copied or saved along with its tensor it becomes None: no call has seen that one.
     """
 
     stream: int
@@ -173,6 +174,9 @@ class _Seen(NamedTuple):
     versions: tuple[int, int, int]
     channel: Tensor | None
     bias: Tensor | None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
     def same_weights(self, other: _Seen) -> bool:
         return (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from needs import needs_compiler
 from torch import nn
 
 import lowbit
@@ -13,23 +14,11 @@ from lowbit import api
 from lowbit.arch import ARCHS, arch
 from lowbit.errors import BadInput, BadType, UnknownSpec, Unsupported
 from lowbit.jit.cache import Cache
-from lowbit.jit.compile import find_compiler
 from lowbit.jit.generate import generate
 from lowbit.ops.gemm import problem_of
 from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.plan import illegal
 from lowbit.problem import ACTIVATIONS
-
-
-def has_compiler() -> bool:
-    try:
-        find_compiler()
-    except Unsupported:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no CUDA compiler (pip install nvidia-cuda-nvrtc)")
 
 
 @pytest.fixture

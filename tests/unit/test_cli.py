@@ -10,29 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from needs import needs_compiler
 from safetensors.torch import save_file
 
 import lowbit
 from lowbit.arch import ARCHS
 from lowbit.cli import inspect, main
 from lowbit.cli.options import table
-from lowbit.errors import Unsupported
-from lowbit.jit.compile import find_compiler
 from lowbit.problem import unsupported
 from lowbit.weights import WeightSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def has_compiler() -> bool:
-    try:
-        find_compiler()
-    except Unsupported:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no CUDA compiler (pip install nvidia-cuda-nvrtc)")
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -225,6 +225,15 @@ def test_weights_may_be_read_early_only_if_nothing_may_just_have_written_them(mo
     assert not hasattr(layer.units, gemm._SEEN)
 
 
+def test_a_copied_or_saved_layer_has_been_seen_by_no_call() -> None:
+    """Addresses and versions repeat in another process; what stands in a file says nothing about the kernels ahead of the next call."""
+    layer, _, _ = make()
+    setattr(layer.units, gemm._SEEN, gemm._seen_now(1, layer.units, layer.channel, layer.bias))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert getattr(other.units, gemm._SEEN, None) is None
+    assert getattr(layer.units, gemm._SEEN) is not None
+
+
 def test_bias_is_read_at_multiples_of_16_bytes() -> None:
     for given in (torch.randn(100)[1:65], torch.randn(64, 2)[:, 1], torch.randn(64).bfloat16()):
         got = gemm.aligned(gemm.check_bias(given, 64))
