@@ -1,7 +1,9 @@
 """What compute-sanitizer watches: every format, kernel family and edge once, on small shapes; `make test-sanitizer` runs it.
 
-A plain script, since a test runner would only be slowed down with it.
+A plain script, since a test runner would only be slowed down with it. Arguments, if any, are the weight specs to run.
 """
+
+import sys
 
 import torch
 
@@ -9,7 +11,7 @@ import lowbit
 from lowbit.ops.gemm import DTYPES
 from lowbit.testing.tolerance import bound
 
-FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4")
+FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "int3_g128", "uint4z_g128", "int4zf_g64", "mxfp6")
 SHAPES = ((272, 384), (576, 2880), (37, 100))
 TOKENS = (1, 7, 16, 20, 40, 200)  # one for each kernel of a layer
 
@@ -18,7 +20,7 @@ def main() -> None:
     torch.manual_seed(0)
     checked = 0
     for act in ("bf16", "fp16"):
-        for name in FORMATS:
+        for name in sys.argv[1:] or FORMATS:
             for n, k in SHAPES:
                 qw = lowbit.quantize(torch.randn(n, k) * 0.05, name)
                 bias, w = torch.randn(n), qw.dequantize()

@@ -13,7 +13,7 @@ from lowbit.testing.tolerance import bound
 
 FORMATS = [
     "int4_g128", "int4_g32", "int4", "int8", "int8_g64", "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp4", "nvfp4",
-    "int3_g128", "int5_g32", "uint4z_g128", "int8z", "mxfp6", "fp5_e2m2_g64",
+    "int1_g64", "int2_g64", "int3_g128", "int5_g32", "int6_g128", "int7", "uint4z_g128", "int8z", "int4zf_g64", "mxfp6", "fp5_e2m2_g64",
 ]  # fmt: skip
 SHAPES = [(1040, 1024), (576, 2880), (40, 136), (37, 100), (2112, 7168), (256, 10944)]
 
