@@ -32,6 +32,11 @@ class Arch:
     clusters: bool = False  # thread-block clusters with distributed shared memory
 
     @property
+    def wgmma(self) -> bool:
+        """Warpgroup products (Hopper's sm_90a alone)."""
+        return self.name == "sm_90a"
+
+    @property
     def bf16(self) -> bool:
         """bf16 tensor-core products and packed bf16 arithmetic exist."""
         return self.level >= 80

@@ -5,15 +5,21 @@ Knows formats and chips; it must not know tiles, warps or stages (see plan/).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
 
 from lowbit.arch import Arch
+from lowbit.dtypes import DType
 from lowbit.errors import Unsupported
 from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
 OUTPUTS = ("bf16", "fp16")
 FP16_MAX = 65504.0
+FOLDED_K = 32  # longer groups: one FMA per fp32 sum is cheaper than one per operand
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,28 @@ class Problem:
     def operand_bits(self) -> int:
         return 16
 
+    @cached_property
+    def folds(self) -> bool:
+        """Group scales multiply the operands instead of fp32 sums: exact here, and cheaper where groups are short."""
+        return self.spec.zero == "none" and 0 < self.spec.k <= FOLDED_K and exact_products(self.spec.value, self.spec.scale, self.act)
+
     @property
     def label(self) -> str:
         """For messages and file names: `int4_g128 x bf16 -> bf16, 4096x4096`."""
         return f"{self.spec} x {self.act} -> {self.out}, {self.n}x{self.k}"
+
+
+@cache
+def exact_products(value: DType, scale: DType, act: str) -> bool:
+    """Every product of a value and a scale that float32 can hold is an operand of type `act`, so multiplying rounds nothing."""
+    if value.is_int or value.kind == "codebook" or scale.bits > 8 or (act == "fp16" and scale.specials == "e8m0"):
+        return False
+    values = torch.tensor([v for v in value.values if math.isfinite(v)], dtype=torch.float64)
+    scales = torch.tensor([v for v in scale.values if math.isfinite(v)], dtype=torch.float64)
+    products = (values[:, None] * scales).flatten()
+    products = products[products.abs() <= torch.finfo(torch.float32).max]
+    operand = torch.bfloat16 if act == "bf16" else torch.float16
+    return bool((products.to(operand).double() == products).all())
 
 
 def unsupported(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:

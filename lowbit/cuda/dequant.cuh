@@ -120,6 +120,11 @@ struct ScaleE8m0 {  // 2^(code - 127): the code is float's exponent; code 0 is t
         const u32 bits = (w[i / 4] >> 8 * (i & 3) & 0xff) << 23;
         return as_f32(bits > 0x00400000 ? bits : 0x00400000);
     }
+    template <class Operand> HW_FN static u32 operand(const u32* w, int i) {  // bf16 has float's exponent
+        static_assert(Bits<Operand>::kExponent == 8);
+        const u32 bits = (w[i / 4] >> 8 * (i & 3) & 0xff) << 7;
+        return both(bits > 0x0040 ? bits : 0x0040);
+    }
 };
 template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as above: bits in place, times a power of two
     static constexpr int kBytes = 1;
@@ -127,6 +132,12 @@ template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as
         const u32 code = w[i / 4] >> 8 * (i & 3), magnitude = (code & ((1u << (kExponent + kMantissa)) - 1)) << (23 - kMantissa);
         const u32 sign = kSigned ? code >> (kExponent + kMantissa) << 31 : 0;
         return mul_f32(as_f32(sign | magnitude), as_f32(static_cast<u32>(254 - ((1 << (kExponent - 1)) - 1)) << 23));
+    }
+    template <class Operand> HW_FN static u32 operand(const u32* w, int i) {
+        using B = Bits<Operand>;
+        const u32 code = w[i / 4] >> 8 * (i & 3), magnitude = (code & ((1u << (kExponent + kMantissa)) - 1)) << (B::kFraction - kMantissa);
+        const u32 sign = kSigned ? code >> (kExponent + kMantissa) << 15 & 0x8000 : 0;
+        return Operand::fma(both(sign | magnitude), B::power(B::kBias - ((1 << (kExponent - 1)) - 1)), kMinusZero);
     }
 };
 
@@ -143,6 +154,7 @@ template <class Scale, int kSteps, int kGroups> struct UnitScales {
             HW_UNROLL for (u32 i = 0; i < kWords; i += 4) { const U4 v = ld_shared_v4(at + 4 * i); w[i] = v.x; w[i + 1] = v.y; w[i + 2] = v.z; w[i + 3] = v.w; }
     }
     HW_FN auto get(int group, int half) const { return Scale::value(w, 2 * group + half); }
+    template <class Operand> HW_FN u32 operand(int group, int half) const { return Scale::template operand<Operand>(w, 2 * group + half); }
 };
 template <int kSteps, int kGroups> struct UnitScales<NoScale, kSteps, kGroups> {
     HW_FN void load(u32, u32) {}

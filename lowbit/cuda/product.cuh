@@ -1,35 +1,38 @@
 // One warp multiplies units (16 rows x 128 k) of packed weights in shared memory with token tiles.
-// The inner loop of every mma.sync family; it must not know where tokens lie (a functor loads them) or how stages arrive.
+// The inner loops of every family; they must not know where tokens lie (a functor or a descriptor says) or how stages arrive.
 #pragma once
 #include "dequant.cuh"
 
 namespace lowbit {
-// acc[r][n] += unit[r] (16 x 128) * tokens n (128 x 8), over the conversion's kFactor. load_b(b, pair): the B registers of
-// k = 32 pair .. 32 pair + 31, b[n] = {first step lo, hi, second step lo, hi}. after_reads() is called once the units are in registers:
-// their stage may go, while most of the arithmetic is still to come.
+// The weights of kRowBlocks units as a warp reads them, vector by vector: codes, and the scales and zero points of their groups.
 //
-// Group scales act on fp32 partial sums, acc += scale * part, once per kStep of k: exact products for every scale format, so the
-// only error is fp32 accumulation. Scaling the operands instead would round int4 x bf16 scale to bf16 (2^-9 relative per weight).
-template <class C, int kRowBlocks, int kTokenTiles, class LoadB, class AfterReads>
-HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&smem_unit)[kRowBlocks], LoadB load_b, AfterReads after_reads) {
+// Group scales act in one of two ways, exact products both, so that the only error is fp32 accumulation:
+// * on fp32 partial sums, acc += scale * part, once per kStep of k. Any scale format.
+// * in the operand (C::kFold), one more packed FMA per register, where every product of a value and a scale is an operand (problem.folds):
+//   e8m0 and e4m3 scales of narrow floats. int4 times a bf16 scale is not: it would round to bf16 (2^-9 relative per weight).
+template <class C, int kRowBlocks> struct Weights {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;
     using UnitCodes = Codes<Value::kBits>;
-    constexpr int kVectorSteps = UnitCodes::kSteps, kVectors = UnitCodes::kVectors, kVectorK = 16 * kVectorSteps;
-    constexpr bool kGrouped = C::kStep != 0;
-    constexpr int kStep = kGrouped ? C::kStep : 128;                                // k that shares a scale
-    constexpr int kGroups = kStep < kVectorK ? kVectorK / kStep : 1;                // in a vector
-    constexpr int kVectorsPerGroup = kStep > kVectorK ? kStep / kVectorK : 1;
+    static constexpr int kSteps = UnitCodes::kSteps, kVectors = UnitCodes::kVectors, kVectorK = 16 * kSteps;
+    static constexpr bool kGrouped = C::kStep != 0, kSums = kGrouped && !C::kFold;
+    static constexpr int kStep = kGrouped ? C::kStep : 128;                          // k that shares a scale
+    static constexpr int kGroups = kStep < kVectorK ? kVectorK / kStep : 1;          // in a vector
+    static constexpr int kVectorsPerGroup = kStep > kVectorK ? kStep / kVectorK : 1;
+    UnitCodes codes[kRowBlocks];
     UnitScales<typename C::Scale, 128 / kStep, kGroups> scales[kRowBlocks];
     UnitScales<ZeroByte, 128 / kStep, kGroups> int_zeros[kRowBlocks];
     UnitScales<ScaleF32, 128 / kStep, kGroups> float_zeros[kRowBlocks];
-    u32 minus[kRowBlocks][2];  // what conversion adds, for rows g and g + 8
-    HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) minus[r][0] = minus[r][1] = Convert::fixed_offset();
-    float part[kRowBlocks][kTokenTiles][4];
-    float x_sum[kTokenTiles][4];  // of a group, over kFactor: float zero points act on it
+    u32 minus[kRowBlocks][2], factor[kRowBlocks][2];  // what conversion adds and then multiplies with, for rows g and g + 8
 
-    auto multiply_vector = [&](int v) {
-        UnitCodes codes[kRowBlocks];
+    HW_FN Weights() {
+        HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) minus[r][0] = minus[r][1] = Convert::fixed_offset();
+    }
+    HW_FN static constexpr bool begins(int v, int step) { return kGrouped && v % kVectorsPerGroup == 0 && step * 16 % kStep == 0; }
+    HW_FN static constexpr bool ends(int v, int step) {
+        return kGrouped && v % kVectorsPerGroup == kVectorsPerGroup - 1 && (step * 16 + 16) % smaller(kStep, kVectorK) == 0;
+    }
+    HW_FN void load(const u32 (&smem_unit)[kRowBlocks], int v) {
         HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) codes[r].load(smem_unit[r], v);
         if (kGrouped && v % kVectorsPerGroup == 0)
             HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) {
@@ -37,29 +40,55 @@ HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&
                 if constexpr (C::kZero == kIntZero) int_zeros[r].load(smem_unit[r] + C::kCodeBytes + C::kScaleBytes, v / kVectorsPerGroup);
                 if constexpr (C::kZero == kFloatZero) float_zeros[r].load(smem_unit[r] + C::kCodeBytes + C::kScaleBytes, v / kVectorsPerGroup);
             }
-        if (v == kVectors - 1) after_reads();
-        HW_UNROLL for (int pair = 0; pair < kVectorSteps / 2; ++pair) {
+    }
+    HW_FN void fragment(u32 (&a)[4], int r, int v, int step) {
+        if (begins(v, step))
+            HW_UNROLL for (int h = 0; h < 2; ++h) {
+                if constexpr (C::kZero == kIntZero) minus[r][h] = Convert::offset((int_zeros[r].get(step * 16 / kStep, h) + Value::kOffset) & 0xff);
+                if constexpr (C::kFold) factor[r][h] = scales[r].template operand<typename C::Operand>(step * 16 / kStep, h);
+            }
+        Convert::step(a, codes[r], step, minus[r]);
+        if constexpr (C::kFold)
+            HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = C::Operand::fma(a[i], factor[r][i & 1], kMinusZero);
+    }
+    // The sum of a group, in register e of a tile, to its accumulator.
+    HW_FN void add(float& acc, float part, float x_sum, int r, int step, int e) const {
+        const int group = step * 16 / kStep;
+        if constexpr (C::kZero == kFloatZero) part = fma_f32(-float_zeros[r].get(group, e / 2), x_sum, part);
+        acc = fma_f32(scales[r].get(group, e / 2), part, acc);
+    }
+};
+
+// mma.sync: acc[r][n] += unit[r] (16 x 128) * tokens n (128 x 8), over the conversion's kFactor. load_b(b, pair): the B registers of
+// k = 32 pair .. 32 pair + 31, b[n] = {first step lo, hi, second step lo, hi}. after_reads() is called once the units are in registers:
+// their stage may go, while most of the arithmetic is still to come.
+template <class C, int kRowBlocks, int kTokenTiles, class LoadB, class AfterReads>
+HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&smem_unit)[kRowBlocks], LoadB load_b, AfterReads after_reads) {
+    using W = Weights<C, kRowBlocks>;
+    W weights;
+    float part[kRowBlocks][kTokenTiles][4];
+    float x_sum[kTokenTiles][4];  // of a group, over kFactor: float zero points act on it
+
+    auto multiply_vector = [&](int v) {
+        weights.load(smem_unit, v);
+        if (v == W::kVectors - 1) after_reads();
+        HW_UNROLL for (int pair = 0; pair < W::kSteps / 2; ++pair) {
             u32 b[kTokenTiles][4];
-            load_b(b, v * kVectorSteps / 2 + pair);
+            load_b(b, v * W::kSteps / 2 + pair);
             HW_UNROLL for (int j = 0; j < 2; ++j) {
-                const int step = pair * 2 + j, group = step * 16 / kStep;
-                if (kGrouped && v % kVectorsPerGroup == 0 && step * 16 % kStep == 0) {
+                const int step = pair * 2 + j;
+                if (W::kSums && W::begins(v, step))
                     HW_UNROLL for (int n = 0; n < kTokenTiles; ++n)
                         HW_UNROLL for (int e = 0; e < 4; ++e) {
                             HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) part[r][n][e] = 0;
                             x_sum[n][e] = 0;
                         }
-                    if constexpr (C::kZero == kIntZero) {
-                        HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
-                            HW_UNROLL for (int h = 0; h < 2; ++h) minus[r][h] = Convert::offset((int_zeros[r].get(group, h) + Value::kOffset) & 0xff);
-                    }
-                }
                 HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) {
                     u32 a[4];
-                    Convert::step(a, codes[r], step, minus[r]);
+                    weights.fragment(a, r, v, step);
                     HW_UNROLL for (int n = 0; n < kTokenTiles; ++n) {
                         const u32 bn[2] = {b[n][2 * j], b[n][2 * j + 1]};
-                        C::Operand::template mma<C::kLevel>(kGrouped ? part[r][n] : acc[r][n], a, bn);
+                        C::Operand::template mma<C::kLevel>(W::kSums ? part[r][n] : acc[r][n], a, bn);
                     }
                 }
                 if constexpr (C::kZero == kFloatZero) {
@@ -69,22 +98,54 @@ HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&
                         C::Operand::template mma<C::kLevel>(x_sum[n], ones, bn);
                     }
                 }
-                if (kGrouped && v % kVectorsPerGroup == kVectorsPerGroup - 1 && (step * 16 + 16) % smaller(kStep, kVectorK) == 0)
+                if (W::kSums && W::ends(v, step))
                     HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
                         HW_UNROLL for (int n = 0; n < kTokenTiles; ++n)
-                            HW_UNROLL for (int e = 0; e < 4; ++e) {
-                                float sum = part[r][n][e];
-                                if constexpr (C::kZero == kFloatZero) sum = fma_f32(-float_zeros[r].get(group, e / 2), x_sum[n][e], sum);
-                                acc[r][n][e] = fma_f32(scales[r].get(group, e / 2), sum, acc[r][n][e]);
-                            }
+                            HW_UNROLL for (int e = 0; e < 4; ++e) weights.add(acc[r][n][e], part[r][n][e], x_sum[n][e], r, step, e);
             }
         }
     };
     // Unrolled, ptxas hoists the loads of all vectors; with many accumulators, or the scales and float zero points of many groups, that spills.
-    if constexpr (kRowBlocks * kTokenTiles < (C::kZero == kFloatZero && kGroups > 1 ? 2 : 8)) {
-        HW_UNROLL for (int v = 0; v < kVectors; ++v) multiply_vector(v);
+    if constexpr (kRowBlocks * kTokenTiles < (C::kZero == kFloatZero && W::kGroups > 1 ? 2 : 8)) {
+        HW_UNROLL for (int v = 0; v < W::kVectors; ++v) multiply_vector(v);
     } else {
-        HW_NO_UNROLL for (int v = 0; v < kVectors; ++v) multiply_vector(v);
+        HW_NO_UNROLL for (int v = 0; v < W::kVectors; ++v) multiply_vector(v);
+    }
+}
+
+// wgmma, the same for the warps of a warpgroup at once (each with its own 16 rows): tokens come from shared memory and products run beside the
+// conversion of the next vector, which is what bounds mma.sync from 8 tokens on. desc: of the unit's tokens; desc_of(step): what to add for a
+// step of 16 k. Fragments take turns in two buffers, so one group of products may be under way. Groups must not be shorter than a vector.
+template <class C, int kRowBlocks, int kRegs, class DescOf, class AfterReads>
+HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32 (&smem_unit)[kRowBlocks], u64 desc, DescOf desc_of, AfterReads after_reads) {
+    using W = Weights<C, kRowBlocks>;
+    static_assert(!W::kSums || W::kStep >= W::kVectorK, "sums of groups shorter than a vector would wait for every few products");
+    static_assert(C::kZero != kFloatZero, "float zero points need sums of x");
+    W weights;
+    Regs<float, kRegs> part[kRowBlocks];
+    Regs<u32, 4> a[2][W::kSteps];
+    HW_UNROLL for (int v = 0; v < W::kVectors; ++v) {
+        weights.load(smem_unit, v);
+        if (v == W::kVectors - 1) after_reads();
+        HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) {
+            Regs<u32, 4>(&turn)[W::kSteps] = a[(v * kRowBlocks + r) % 2];
+            HW_UNROLL for (int step = 0; step < W::kSteps; ++step) {
+                u32 fragment[4];
+                weights.fragment(fragment, r, v, step);
+                HW_UNROLL for (int i = 0; i < 4; ++i) turn[step][i] = fragment[i];
+                wgmma_pin(turn[step]);
+            }
+            wgmma_fence();
+            HW_UNROLL for (int step = 0; step < W::kSteps; ++step)
+                C::Operand::wgmma(W::kSums ? part[r] : acc[r], turn[step], desc + desc_of(v * W::kSteps + step), !(W::kSums && W::begins(v, step)));
+            wgmma_commit();
+            wgmma_wait<1>();
+        }
+        if (W::kSums && W::ends(v, W::kSteps - 1)) {
+            wgmma_wait<0>();
+            HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
+                HW_UNROLL for (int e = 0; e < kRegs; ++e) weights.add(acc[r][e], part[r][e], 0, r, W::kSteps - 1, e % 4);
+        }
     }
 }
 }  // namespace lowbit

@@ -21,9 +21,11 @@ struct Bf16 {
     HW_FN static u32 pack(float lo, float hi) { return cvt_bf16x2_f32(lo, hi); }
     HW_FN static u16 narrow(float v) { return cvt_rn_bf16_f32(v); }
     template <int kLevel> HW_FN static void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(d, a, b); }
+    template <int kRegs> HW_FN static void wgmma(Regs<float, kRegs>& d, const Regs<u32, 4>& a, u64 b, bool accumulate) { wgmma_bf16_rs(d, a, b, accumulate); }
 };
 
 struct F16 {
+    template <int kRegs> HW_FN static void wgmma(Regs<float, kRegs>& d, const Regs<u32, 4>& a, u64 b, bool accumulate) { wgmma_f16_rs(d, a, b, accumulate); }
     HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_f16x2(a, b, c); }
     HW_FN static u32 pack(float lo, float hi) { return cvt_f16x2_f32(lo, hi); }
     HW_FN static u16 narrow(float v) { return cvt_rn_f16_f32(v); }

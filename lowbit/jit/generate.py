@@ -64,6 +64,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "    using u32 = hw::u32;",
             *lines,
             f"    static constexpr lowbit::Zero kZero = lowbit::{_ZEROS[problem.spec.zero]};",
+            f"    static constexpr bool kFold = {str(layout.grouped and problem.folds).lower()}, kWgmma = {str(plan.wgmma).lower()};",
             f"    static constexpr lowbit::Mover kMover = lowbit::{mover(problem.arch, plan.family)};",
             "};",
         ]

@@ -30,6 +30,7 @@ class Plan:
     stages: int = 3  # 128-k stages in flight: per warp (stream), per block (tile_mma)
     x_chunks: int = 1  # stream: pieces in which x arrives
     blocks_per_sm: int = 1  # the compiler leaves registers for so many
+    wgmma: bool = False  # stream: warpgroups multiply by wgmma (Hopper)
 
     @property
     def warps(self) -> int:
@@ -44,7 +45,7 @@ class Plan:
         return 16 * self.row_warps * self.warp_blocks
 
     def __str__(self) -> str:
-        name = f"{self.family} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
+        name = f"{self.family}{' wgmma' if self.wgmma else ''} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
         return f"{name} split {self.split} stages {self.stages} blocks/SM {self.blocks_per_sm}"
 
 
@@ -64,7 +65,11 @@ def smem_map(problem: Problem, plan: Plan) -> SmemMap:
         stage = plan.warp_blocks * layout.unit_bytes
         x = plan.warps * plan.stages * stage
         slice_blocks = -(-layout.k_blocks // plan.split)
-        bars = x + plan.tokens * (slice_blocks * 256 + 16)
+        if plan.wgmma:  # swizzled rows of eight tokens, whole
+            x = -(-x // 1024) * 1024
+            bars = x + -(-plan.tokens // 8) * 8 * slice_blocks * 256
+        else:
+            bars = x + plan.tokens * (slice_blocks * 256 + 16)
         return SmemMap(stage, x, bars, bars + 8 * (plan.x_chunks + plan.warps * plan.stages))
     stage = plan.tile_rows // 16 * layout.unit_bytes + plan.tokens * 256
     ring = stage * plan.stages
@@ -174,7 +179,7 @@ def least_registers(problem: Problem, plan: Plan) -> int:
     layout = layout_of(problem)
     token_tiles = -(-plan.tokens // (8 * plan.token_warps))
     tiles = token_tiles * plan.warp_blocks
-    sums = 2 if layout.grouped else 1  # accumulators, and partial sums of a group
+    sums = 2 if layout.grouped and not problem.folds else 1  # accumulators, and partial sums of a group
     scale_words = -(-layout.scale_bytes // 32) * plan.warp_blocks  # of a lane: rows g and g + 8
     several = 0  # where a unit has several groups, the compiler keeps more alive at once
     if layout.steps > 1:
@@ -201,13 +206,36 @@ def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
         reasons.append(f"{plan.split} x {plan.k_warps} parts of k exceed its {layout.k_blocks} blocks of 128")
     if plan.tile_rows // 4 % plan.split:
         reasons.append(f"split {plan.split} must divide the {plan.tile_rows // 4} row quads of a tile")
+    if plan.wgmma:
+        reasons += _illegal_wgmma(problem, plan)
     if plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > plan.stages * plan.warp_blocks * layout.unit_bytes:
         reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
     return reasons
 
 
+def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
+    reasons = []
+    layout = layout_of(problem)
+    if not problem.arch.wgmma:
+        reasons.append(f"{problem.arch.name} has no wgmma")
+    if plan.row_warps % 4:
+        reasons.append(f"the four warps of a warpgroup share their k: row_warps must be a multiple of 4; got {plan.row_warps}")
+    if plan.tokens % 8 or plan.tokens > 32:
+        reasons.append(f"wgmma takes 8, 16, 24 or 32 tokens; got {plan.tokens}")
+    if plan.x_chunks > 4:
+        reasons.append(f"x arrives in at most 4 chunks; got {plan.x_chunks}")
+    if problem.spec.zero == "float":
+        reasons.append("float zero points need sums of x, which the wgmma loop does not make")
+    vector = 32 if problem.spec.value.bits == 8 else 64
+    if layout.grouped and not problem.folds and layout.step < vector:
+        reasons.append(f"sums of groups of {layout.step} k would wait for the tensor cores every few products: {vector} is the least")
+    return reasons
+
+
 def _illegal_tile(plan: Plan) -> list[str]:
     reasons = []
+    if plan.wgmma:
+        reasons.append("tile_mma multiplies by mma.sync")
     if plan.k_warps != 1 or plan.split != 1:
         reasons.append("tile_mma does not cut k")
     if PANEL_BLOCKS % (plan.row_warps * plan.warp_blocks):
