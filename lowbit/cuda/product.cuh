@@ -115,9 +115,10 @@ HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&
 
 // wgmma, the same for the warps of a warpgroup at once (each with its own 16 rows): tokens come from shared memory and products run beside the
 // conversion of the next vector, which is what bounds mma.sync from 8 tokens on. desc: of the unit's tokens; desc_of(step): what to add for a
-// step of 16 k. Fragments take turns in two buffers, so one group of products may be under way. Groups must not be shorter than a vector.
-template <class C, int kRowBlocks, int kRegs, class DescOf, class AfterReads>
-HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32 (&smem_unit)[kRowBlocks], u64 desc, DescOf desc_of, AfterReads after_reads) {
+// step of 16 k. Fragments take turns in two buffers, so one group of products may be under way; none is at the end. Groups of k must not be
+// shorter than a vector.
+template <class C, int kRowBlocks, int kRegs, class DescOf>
+HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32 (&smem_unit)[kRowBlocks], u64 desc, DescOf desc_of) {
     using W = Weights<C, kRowBlocks>;
     static_assert(!W::kSums || W::kStep >= W::kVectorK, "sums of groups shorter than a vector would wait for every few products");
     static_assert(C::kZero != kFloatZero, "float zero points need sums of x");
@@ -126,7 +127,6 @@ HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32
     Regs<u32, 4> a[2][W::kSteps];
     HW_UNROLL for (int v = 0; v < W::kVectors; ++v) {
         weights.load(smem_unit, v);
-        if (v == W::kVectors - 1) after_reads();
         HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) {
             Regs<u32, 4>(&turn)[W::kSteps] = a[(v * kRowBlocks + r) % 2];
             HW_UNROLL for (int step = 0; step < W::kSteps; ++step) {
@@ -141,8 +141,8 @@ HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32
             wgmma_commit();
             wgmma_wait<1>();
         }
+        if (v == W::kVectors - 1 || (W::kSums && W::ends(v, W::kSteps - 1))) wgmma_wait<0>();
         if (W::kSums && W::ends(v, W::kSteps - 1)) {
-            wgmma_wait<0>();
             HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
                 HW_UNROLL for (int e = 0; e < kRegs; ++e) weights.add(acc[r][e], part[r][e], 0, r, W::kSteps - 1, e % 4);
         }

@@ -14,6 +14,7 @@ struct Params {  // one layer, one call; all pointers 16-byte aligned
     u8* y;              // (m, n), contiguous
     u64 x_pitch;
     u32 m, reserved;
+    TensorMap x_map;  // x in boxes of 64 k x kTokens, swizzled by 128 bytes; for stream_wgmma alone
 };
 
 struct Bf16 {

@@ -18,7 +18,7 @@ INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
 _ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
 _TYPES = {"bf16": "Bf16", "fp16": "F16"}
-_CLASSES = {"stream": "Stream", "tile_mma": "TileMma"}
+_CLASSES = {"stream": "Stream", "stream_wgmma": "StreamWgmma", "tile_mma": "TileMma"}
 
 
 def generate(problem: Problem, plan: Plan) -> Source:
@@ -48,6 +48,8 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "kSmemX": smem.x,
             "kSmemBars": smem.bars,
         }
+    elif plan.family == "stream_wgmma":
+        constants |= {"kKWarps": plan.k_warps, "kSplit": plan.split, "kSmemBars": smem.bars}
     else:
         constants |= {"kTokenWarps": plan.token_warps, "kSmemStage": smem.stage}
     lines = [f"    static constexpr u32 {name} = {value};" for name, value in constants.items()]
@@ -64,7 +66,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "    using u32 = hw::u32;",
             *lines,
             f"    static constexpr lowbit::Zero kZero = lowbit::{_ZEROS[problem.spec.zero]};",
-            f"    static constexpr bool kFold = {str(layout.grouped and problem.folds).lower()}, kWgmma = {str(plan.wgmma).lower()};",
+            f"    static constexpr bool kFold = {str(layout.grouped and problem.folds).lower()};",
             f"    static constexpr lowbit::Mover kMover = lowbit::{mover(problem.arch, plan.family)};",
             "};",
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from lowbit.jit.cache import Cache
 from lowbit.jit.compile import find_compiler
 from lowbit.jit.generate import generate
 from lowbit.jit.module import Launch, load
+from lowbit.jit.tensormap import RowsMap, aligned_struct
 from lowbit.layout.pack import Layout, PackedWeight, unpack
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
 from lowbit.plan.plan import launch_geometry
@@ -43,7 +44,8 @@ class Params(ctypes.Structure):
         ("y", ctypes.c_void_p),
         ("x_pitch", ctypes.c_uint64),
         ("m", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 3),  # the map is aligned to 64 bytes
+        ("x_map", ctypes.c_uint64 * 16),
     )
 
 
@@ -57,6 +59,9 @@ def device_arch(index: int) -> Arch:
     """The chip of CUDA device `index`, with its own number of SMs."""
     properties = torch.cuda.get_device_properties(index)
     return arch_of_capability(properties.major, properties.minor, properties.multi_processor_count)
+
+
+_Prepared: TypeAlias = tuple[Launch, int, int, RowsMap | None]  # row tiles, tokens of a block
 
 
 class Runner:
@@ -91,7 +96,7 @@ class Runner:
             overlap = _settled(now, getattr(units, _SEEN, None))
             if not overlap:
                 self._check(units, channel, bias)
-            launch, row_tiles, tokens = self._launch(m, overlap)
+            launch, row_tiles, tokens, x_map = self._launch(m, overlap)
             params = launch.params
             params.units = units.data_ptr()
             params.channel = None if channel is None else channel.data_ptr()
@@ -100,6 +105,8 @@ class Runner:
             params.y = y.data_ptr()
             params.x_pitch = pitch
             params.m = m
+            if x_map is not None:
+                x_map(rows.data_ptr(), m, pitch)
             launch(row_tiles, -(-m // tokens), stream)
             if not overlap:
                 setattr(units, _SEEN, now)
@@ -119,10 +126,10 @@ class Runner:
         if units.numel() != self.layout.expert_bytes or (channel is not None) != self.layout.has_channel:
             raise BadInput(f"{self.layout.tag} has {self.layout.expert_bytes} packed bytes; got {units.numel()}")
 
-    def _launch(self, m: int, overlap: bool) -> tuple[Launch, int, int]:
+    def _launch(self, m: int, overlap: bool) -> _Prepared:
         key = (_BUCKET[m] if m < len(_BUCKET) else BUCKETS[-1], overlap)
         try:
-            found: tuple[Launch, int, int] = self._local.launches[key]
+            found: _Prepared = self._local.launches[key]
         except (AttributeError, KeyError):
             found = self._prepare(m, overlap)
             self._local.__dict__.setdefault("launches", {})[key] = found
@@ -130,14 +137,19 @@ class Runner:
             raise BadInput(f"one call takes at most {MAX_GRID_Y * found[2]} tokens; got {m}: split the batch")
         return found
 
-    def _prepare(self, m: int, overlap: bool) -> tuple[Launch, int, int]:
+    def _prepare(self, m: int, overlap: bool) -> _Prepared:
         plan = choose(self.problem, m)
         compiled = Cache().get_or_compile(generate(self.problem, plan))
         kernel = load(compiled, self.index)
         pdl = overlap and self.problem.arch.bulk
         geometry = launch_geometry(self.problem, plan, m)
-        launch = kernel.prepare(Params(), (geometry.block, 1, 1), geometry.smem, cluster=geometry.cluster, pdl=pdl)
-        return launch, geometry.grid_x, plan.tokens
+        params = aligned_struct(Params, Params.x_map.offset)
+        launch = kernel.prepare(params, (geometry.block, 1, 1), geometry.smem, cluster=geometry.cluster, pdl=pdl)
+        x_map = None
+        if plan.family == "stream_wgmma":
+            target = ctypes.addressof(params) + Params.x_map.offset
+            x_map = RowsMap(kernel.driver, target, self.problem.k, plan.tokens)
+        return launch, geometry.grid_x, plan.tokens, x_map
 
     def check_compiler(self) -> None:
         """Raises now what calls would raise: Unsupported without a compiler, MissingKernel if kernels must be frozen and none is."""
@@ -229,7 +241,7 @@ def rows_of(x: Tensor, k: int) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
     if k % 8:
         return torch.nn.functional.pad(rows, (0, -k % 8))
-    if rows.stride(1) == 1 and rows.stride(0) % 8 == 0 and rows.stride(0) >= 0 and rows.data_ptr() % 16 == 0:
+    if rows.stride(1) == 1 and rows.stride(0) % 8 == 0 and (rows.stride(0) >= k or rows.shape[0] < 2) and rows.data_ptr() % 16 == 0:
         return rows
     return rows.contiguous() if not rows.is_contiguous() else rows.clone(memory_format=torch.contiguous_format)
 

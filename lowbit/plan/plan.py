@@ -11,8 +11,10 @@ from lowbit.arch import Arch
 from lowbit.layout.pack import PANEL_BLOCKS, Layout
 from lowbit.problem import Problem, unsupported
 
-FAMILIES = ("stream", "tile_mma")
+FAMILIES = ("stream", "stream_wgmma", "tile_mma")
 MAX_CLUSTER = 8  # portable limit
+WGMMA_TOKENS = (8, 16, 24, 32, 48, 64)
+X_BOX_K = 64  # stream_wgmma: k of one tensor copy of x, 128 bytes
 RESERVED_SMEM = 1024  # bytes the driver takes of a block's shared memory
 
 
@@ -21,16 +23,15 @@ class Plan:
     """Kernel family and tile of one kernel. `tokens` is the largest number a block takes; grids cover any M."""
 
     family: str
-    tokens: int  # per block: 1..8, 16, 24, 32, ... (stream), multiples of 8 up to 256 (tile_mma)
+    tokens: int  # per block: 1..8, 16, 24, 32, ... (stream), WGMMA_TOKENS (stream_wgmma), multiples of 8 up to 256 (tile_mma)
     warp_blocks: int  # row blocks of 16 per warp: 1, 2, 4, 8
     row_warps: int
-    k_warps: int = 1  # stream: warps that share the rows and cut k
+    k_warps: int = 1  # stream, stream_wgmma: warps (warpgroups) that share the rows and cut k
     token_warps: int = 1  # tile_mma: warps that share the rows and cut tokens
-    split: int = 1  # stream: blocks of a cluster that cut k once more
-    stages: int = 3  # 128-k stages in flight: per warp (stream), per block (tile_mma)
+    split: int = 1  # stream, stream_wgmma: blocks of a cluster that cut k once more
+    stages: int = 3  # 128-k stages in flight: per warp (stream), warpgroup (stream_wgmma), block (tile_mma)
     x_chunks: int = 1  # stream: pieces in which x arrives
     blocks_per_sm: int = 1  # the compiler leaves registers for so many
-    wgmma: bool = False  # stream: warpgroups multiply by wgmma (Hopper)
 
     @property
     def warps(self) -> int:
@@ -45,7 +46,7 @@ class Plan:
         return 16 * self.row_warps * self.warp_blocks
 
     def __str__(self) -> str:
-        name = f"{self.family}{' wgmma' if self.wgmma else ''} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
+        name = f"{self.family} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
         return f"{name} split {self.split} stages {self.stages} blocks/SM {self.blocks_per_sm}"
 
 
@@ -53,7 +54,7 @@ class Plan:
 class SmemMap:
     """Byte offsets of a block's shared memory; emitted as constants and checked by static_assert in the kernels."""
 
-    stage: int  # of one warp (stream) or block (tile_mma)
+    stage: int  # of one warp (stream), warpgroup (stream_wgmma) or block (tile_mma)
     x: int
     bars: int
     total: int
@@ -65,12 +66,13 @@ def smem_map(problem: Problem, plan: Plan) -> SmemMap:
         stage = plan.warp_blocks * layout.unit_bytes
         x = plan.warps * plan.stages * stage
         slice_blocks = -(-layout.k_blocks // plan.split)
-        if plan.wgmma:  # swizzled rows of eight tokens, whole
-            x = -(-x // 1024) * 1024
-            bars = x + -(-plan.tokens // 8) * 8 * slice_blocks * 256
-        else:
-            bars = x + plan.tokens * (slice_blocks * 256 + 16)
+        bars = x + plan.tokens * (slice_blocks * 256 + 16)
         return SmemMap(stage, x, bars, bars + 8 * (plan.x_chunks + plan.warps * plan.stages))
+    if plan.family == "stream_wgmma":
+        stage = 4 * plan.warp_blocks * layout.unit_bytes + plan.tokens * 256
+        ring = -(-plan.stages * stage // 1024) * 1024  # tensor copies are swizzled by address
+        groups = plan.warps // 4
+        return SmemMap(stage, 0, groups * ring, groups * (ring + 8 * plan.stages))
     stage = plan.tile_rows // 16 * layout.unit_bytes + plan.tokens * 256
     ring = stage * plan.stages
     return SmemMap(stage, 0, ring, max(ring, plan.tokens * (plan.tile_rows + 4) * 4))
@@ -101,7 +103,7 @@ def layout_of(problem: Problem) -> Layout:
 
 def mover(arch: Arch, family: str) -> str:
     """How bytes travel to shared memory: the name of a `Mover` in ring.cuh."""
-    if arch.bulk and family == "stream":
+    if arch.bulk and family != "tile_mma":
         return "kBulk"
     return "kCpAsync" if arch.cp_async else "kPlain"
 
@@ -144,10 +146,11 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
         reasons.append(
             f"tokens must be a multiple of {token_step} and at most 256, or (stream) below 8; got {plan.tokens}"
         )
-    if plan.family == "stream":
-        reasons += _illegal_stream(problem, plan)
-    else:
+    if plan.family == "tile_mma":
         reasons += _illegal_tile(plan)
+    else:
+        reasons += _illegal_cut(problem, plan)
+        reasons += _illegal_stream(problem, plan) if plan.family == "stream" else _illegal_wgmma(problem, plan)
     registers, limit = least_registers(problem, plan), register_limit(plan)
     if registers > limit:
         reasons.append(
@@ -190,14 +193,17 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
     }[problem.spec.zero]
     planes = 4 * (len(layout.planes) - 1) * plan.warp_blocks  # words of further planes, codes put together from them
+    if plan.family == "stream_wgmma":
+        return 4 * tiles * sums + zeros + planes + 32 + 8 * plan.warp_blocks + scale_words + 20
     return 4 * tiles * sums + zeros + planes + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
-def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
+def _illegal_cut(problem: Problem, plan: Plan) -> list[str]:
+    """Of k, between warps and the blocks of a cluster."""
     reasons = []
     layout = layout_of(problem)
     if plan.token_warps != 1:
-        reasons.append("stream has no token warps")
+        reasons.append(f"{plan.family} has no token warps")
     if plan.split > MAX_CLUSTER or (plan.split > 1 and not problem.arch.clusters):
         reasons.append(
             f"split {plan.split} needs a cluster of as many blocks; {problem.arch.name} allows {MAX_CLUSTER if problem.arch.clusters else 1}"
@@ -206,8 +212,12 @@ def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
         reasons.append(f"{plan.split} x {plan.k_warps} parts of k exceed its {layout.k_blocks} blocks of 128")
     if plan.tile_rows // 4 % plan.split:
         reasons.append(f"split {plan.split} must divide the {plan.tile_rows // 4} row quads of a tile")
-    if plan.wgmma:
-        reasons += _illegal_wgmma(problem, plan)
+    return reasons
+
+
+def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
+    reasons = []
+    layout = layout_of(problem)
     if plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > plan.stages * plan.warp_blocks * layout.unit_bytes:
         reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
     return reasons
@@ -215,27 +225,30 @@ def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
 
 def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
     reasons = []
-    layout = layout_of(problem)
+    layout, smem = layout_of(problem), smem_map(problem, plan)
     if not problem.arch.wgmma:
-        reasons.append(f"{problem.arch.name} has no wgmma")
+        reasons.append(f"{problem.arch.name} has no wgmma: it is Hopper's (sm_90a)")
     if plan.row_warps % 4:
-        reasons.append(f"the four warps of a warpgroup share their k: row_warps must be a multiple of 4; got {plan.row_warps}")
-    if plan.tokens % 8 or plan.tokens > 32:
-        reasons.append(f"wgmma takes 8, 16, 24 or 32 tokens; got {plan.tokens}")
-    if plan.x_chunks > 4:
-        reasons.append(f"x arrives in at most 4 chunks; got {plan.x_chunks}")
+        reasons.append(f"a warpgroup is four warps: row_warps must be a multiple of 4; got {plan.row_warps}")
+        return reasons
+    if plan.warps // 4 > 15:
+        reasons.append(f"a block has 15 named barriers, one a warpgroup; {plan.warps} warps are {plan.warps // 4} warpgroups")
+    if plan.warp_blocks > 2:
+        reasons.append(f"the rows of a warpgroup must lie in one panel: warp_blocks must be 1 or 2; got {plan.warp_blocks}")
+    if plan.tokens not in WGMMA_TOKENS:
+        reasons.append(f"tokens must be one of {', '.join(map(str, WGMMA_TOKENS))}; got {plan.tokens}")
     if problem.spec.zero == "float":
-        reasons.append("float zero points need sums of x, which the wgmma loop does not make")
+        reasons.append("float zero points need sums of x, which this family does not make")
     vector = 32 if problem.spec.value.bits == 8 else 64
     if layout.grouped and not problem.folds and layout.step < vector:
-        reasons.append(f"sums of groups of {layout.step} k would wait for the tensor cores every few products: {vector} is the least")
+        reasons.append(f"sums of groups of {layout.step} k would wait for the tensor cores every few products; {vector} is the least")
+    if 4 * plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > smem.bars // (plan.warps // 4):
+        reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
     return reasons
 
 
 def _illegal_tile(plan: Plan) -> list[str]:
     reasons = []
-    if plan.wgmma:
-        reasons.append("tile_mma multiplies by mma.sync")
     if plan.k_warps != 1 or plan.split != 1:
         reasons.append("tile_mma does not cut k")
     if PANEL_BLOCKS % (plan.row_warps * plan.warp_blocks):

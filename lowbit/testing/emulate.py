@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from lowbit.jit.source import Source
 from lowbit.layout.pack import PackedWeight
 from lowbit.ops import gemm
 from lowbit.plan.choose import MAX_GRID_Y, choose
-from lowbit.plan.plan import Plan, launch_geometry
+from lowbit.plan.plan import X_BOX_K, Plan, launch_geometry
 from lowbit.problem import Problem
 
 _CHECKOUT = Path(__file__).resolve().parents[2] / "emulator"
@@ -204,6 +205,11 @@ def _launch(
         )  # a number of bytes: poisoned, each to be written once
         params.x_pitch = 2 * pitch
         params.m = m
+        if plan.family == "stream_wgmma":
+            words = emulator().tensor_map(
+                params.x, width=k, height=m, pitch=2 * pitch, elem=2, box_width=X_BOX_K, box_height=plan.tokens, swizzle=128
+            )
+            params.x_map[:] = struct.unpack("<16Q", words)
         # Two clusters at a time show what blocks do to each other; more only cost stacks. The order is the seed's.
         resident = min(2, geometry.grid_x // geometry.cluster * geometry.grid_y)
         library.launch(
