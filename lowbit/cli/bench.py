@@ -1,6 +1,6 @@
 """`lowbit bench`: times layers beside other libraries on the GPU here, or shows again what was measured elsewhere.
 
-Knows options, files and their order; it must not know how layers are measured (testing/bench.py) or shown (report.py).
+Knows options, files and their order; it must not know how layers are measured (testing/bench.py), kept (testing/results.py) or shown (report.py).
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ import argparse
 import importlib.util
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowbit.cli.options import counts, progress, say, shapes
+from lowbit.cli.options import counts, say, shapes
 from lowbit.errors import BadInput
 from lowbit.testing.shapes import MODELS, layers_of
 
 if TYPE_CHECKING:
-    from lowbit.testing.bench import Results, Work
+    from lowbit.testing.bench import Work
+    from lowbit.testing.results import Results, Row
 
 HELP = (
     "Time layers with cold weights on this GPU, beside PyTorch and rivals that are installed; tables, plots, a report."
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         if given:
             raise BadInput(f"--report shows a file, whose content is what it is: leave out {', '.join(given)}")
     from lowbit.cli import report
-    from lowbit.testing.bench import Results
+    from lowbit.testing.results import Results
 
     results = Results.from_json(arguments.report) if arguments.report else _measured(arguments)
     print(report.text(results))
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measured(arguments: argparse.Namespace) -> Results:
     """Run everything; what is there after every layer goes to --json, and an end before time ends measuring, not the report."""
     from lowbit.testing import bench
+    from lowbit.testing.results import Results
     from lowbit.testing.rivals import find_rivals
 
     rivals = find_rivals(arguments.rivals or "auto")
@@ -89,26 +92,31 @@ def _measured(arguments: argparse.Namespace) -> Results:
         missing = [str(spec) for spec in work.specs if not rival.supports(spec)]
         if missing:
             say(f"{rival.name} is not compared for {', '.join(missing)}: it is not known to have that format")
-    rows: list[bench.Row] = []
-    total, show = work.num_rows(rivals), progress("measuring")
+    rows: list[Row] = []
+    total = work.num_rows(rivals)
     why = "killed"  # what the file says while this runs
     try:
         for more in bench.measure(work, rivals, meter):
             rows += more
-            show(len(rows), total, f"{more[-1].provider} {more[-1].spec} {more[-1].n}x{more[-1].k}")
-            _keep(
-                arguments.json,
-                bench.Results({**facts, "stopped": f"{why} after {len(rows)} of {total} rows"}, tuple(rows)),
-            )
+            say(f"{len(rows)}/{total}  {_line(more)}")
+            so_far = f"{why} after {len(rows)} of {total} rows"
+            _keep(arguments.json, Results({**facts, "stopped": so_far}, tuple(rows)))
         why = ""
     except KeyboardInterrupt:
         why = "interrupted"
     except RuntimeError as error:
         why = bench.words(error)
     stopped = f"{why} after {len(rows)} of {total} rows" if why else ""
-    results = bench.Results({**facts, "stopped": stopped}, tuple(rows))
+    results = Results({**facts, "stopped": stopped}, tuple(rows))
     _keep(arguments.json, results)
     return results
+
+
+def _line(rows: Sequence[Row]) -> str:
+    """What one provider's layer took, for whoever watches."""
+    row, times = rows[0], ", ".join(f"{row.us:.2f}" if row.us else "-" for row in rows)
+    faults = "; ".join(dict.fromkeys(row.fault for row in rows if row.fault))
+    return f"{row.provider} {row.spec} {row.n}x{row.k}: {times} us{'; ' * bool(faults)}{faults}"
 
 
 def _keep(path: Path | None, results: Results) -> None:
@@ -122,9 +130,9 @@ def _work(arguments: argparse.Namespace) -> Work:
     from lowbit.weights import WeightSpec
 
     names: dict[tuple[int, int], list[str]] = {shape: [] for shape in arguments.shape or ()}
-    default = "" if arguments.shape else "grid"
-    for model in (arguments.model or default).split(","):
-        for layer, shape in (layers_of(model) if model or arguments.model else {}).items():
+    models = arguments.model.split(",") if arguments.model else [] if arguments.shape else ["grid"]
+    for model in models:
+        for layer, shape in layers_of(model).items():
             names.setdefault(shape, []).extend([f"{model} {layer}"] if model.lower() != "grid" else [])
     specs = list(dict.fromkeys(WeightSpec.parse(name) for name in (arguments.spec or "int4_g128").split(",")))
     ms = list(dict.fromkeys(arguments.m or (1, 2, 4, 8, 16)))

@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lowbit.testing.bench import Results, Row
+    from lowbit.testing.results import Results, Row
 
 _COLOURS = {"lowbit": "#0b6bcb", "torch": "#8a8f98", "humming": "#e8590c"}
 _MORE_COLOURS = ("#2b8a3e", "#9c36b5", "#c92a2a", "#0c8599")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lowbit.cli.options import table
 
 if TYPE_CHECKING:
-    from lowbit.testing.bench import Results, Row, Summary
+    from lowbit.testing.results import Results, Row, Summary
 
 _NOTE = (
     "us: median time of one call, weights cold (copies of the layer called in turn are 20 times the L2), calls in one CUDA graph, "

@@ -1,6 +1,6 @@
-"""Times layers of several libraries side by side, and keeps what came out: rows, ratios, a summary, one JSON file.
+"""Times layers of several libraries side by side, one row of figures for each.
 
-Knows the protocol and the arithmetic on its figures; it must not know how a library builds a layer, or how results are shown.
+Knows the protocol; it must not know how a library builds a layer, or what becomes of the rows (results.py).
 
 Protocol: a layer's weights are cold, since so many copies of it are called in turn that together they are twenty times the L2 (at
 least 2, at most 256 copies); all calls sit in one CUDA graph; inputs are random normal numbers; a figure is the median over replays,
@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import math
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,180 +33,12 @@ from lowbit.layout.pack import Layout
 from lowbit.ops.gemm import DTYPES, problem_of
 from lowbit.problem import check
 from lowbit.quantize import quantize
+from lowbit.testing.results import Row
 from lowbit.testing.rivals import Lowbit, Provider, versions
 from lowbit.testing.timing import graph_us, num_copies
 from lowbit.weights import WeightSpec
 
-FORMAT = "lowbit bench 1"
-"""What a file of results calls itself; the number changes with the meaning of a field."""
-
-REGIMES = (("M <= 16", 1, 16), ("16 < M <= 256", 17, 256), ("M > 256", 257, math.inf))
-"""Bound by memory, in between, bound by tensor cores: averages over all M would hide which of them is good."""
-
 _ROUNDING = 0.01  # relative error that 16-bit inputs and outputs may add: ample for any order of sums
-
-
-@dataclass(frozen=True)
-class Row:
-    """One layer of one provider with `m` tokens. Times in microseconds; without one, `fault` says why."""
-
-    provider: str
-    spec: str  # of the weights; the activation's name where they are not quantised
-    act: str
-    n: int
-    k: int
-    m: int
-    moved_bytes: int  # weights, scales, x and y, each once
-    floor_us: float
-    us: float | None = None
-    error: float | None = None  # relative Frobenius, against the float32 product with the unquantised weight
-    fault: str = ""
-    layer: str = ""  # what models call it
-
-    @property
-    def quantised(self) -> bool:
-        return self.spec != self.act
-
-    @property
-    def tflops(self) -> float | None:
-        return None if self.us is None else 2 * self.m * self.n * self.k / (self.us * 1e6)
-
-    @property
-    def gbs(self) -> float | None:
-        return None if self.us is None else self.moved_bytes / (self.us * 1e3)
-
-    @property
-    def share(self) -> float | None:
-        """Of the floor: 1 is the best that is possible."""
-        return None if self.us is None else self.floor_us / self.us
-
-    @property
-    def where(self) -> str:
-        return f"{self.n}x{self.k} {self.spec} M = {self.m}"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One provider in one regime. `share`: of the floor; `speed`: of lowbit as a multiple of the provider's. Geometric means."""
-
-    regime: str
-    provider: str
-    cells: int
-    share: float
-    share_worst: float
-    share_worst_at: str
-    speed: float | None = None  # None for lowbit itself, and where it has no figure to compare
-    speed_worst: float | None = None
-    speed_worst_at: str = ""
-    speed_cells: int = 0
-
-
-@dataclass(frozen=True)
-class Results:
-    """What a run measured, and everything needed to judge and repeat it."""
-
-    facts: Mapping[str, Any]
-    rows: tuple[Row, ...]
-
-    @property
-    def providers(self) -> list[str]:
-        """lowbit first, then as measured."""
-        return sorted(dict.fromkeys(row.provider for row in self.rows), key=lambda name: name != "lowbit")
-
-    @property
-    def specs(self) -> list[str]:
-        return list(dict.fromkeys(row.spec for row in self.rows if row.provider == "lowbit"))
-
-    @property
-    def faults(self) -> list[tuple[str, str]]:
-        """(what, why) of rows without a time, those of one layer together."""
-        found: dict[tuple[str, str, str], list[str]] = {}
-        for row in self.rows:
-            if row.fault:
-                found.setdefault((row.provider, f"{row.n}x{row.k} {row.spec}", row.fault), []).append(str(row.m))
-        return [(f"{name}, {where}, M = {', '.join(ms)}", fault) for (name, where, fault), ms in found.items()]
-
-    def rivals_of(self, row: Row) -> dict[str, Row]:
-        """Provider -> its row for the same product; a provider that does not quantise has one for all formats."""
-        return {
-            other.provider: other
-            for other in self.beside(row)
-            if other.provider != row.provider and (other.spec == row.spec or not other.quantised)
-        }
-
-    def beside(self, row: Row) -> Sequence[Row]:
-        """All rows of the same shape and number of tokens, in any format."""
-        return self._cells[row.n, row.k, row.m]
-
-    @cached_property
-    def _cells(self) -> dict[tuple[int, int, int], list[Row]]:
-        found: dict[tuple[int, int, int], list[Row]] = {}
-        for row in self.rows:
-            found.setdefault((row.n, row.k, row.m), []).append(row)
-        return found
-
-    def speeds(self, row: Row) -> dict[str, float]:
-        """Provider -> how many times as fast `row` is."""
-        rivals = self.rivals_of(row)
-        return {name: rival.us / row.us for name, rival in rivals.items() if rival.us is not None and row.us}
-
-    def summary(self) -> list[Summary]:
-        """Per regime and provider, over the rows that have a time."""
-        found = []
-        for regime, low, high in REGIMES:
-            for name in self.providers:
-                rows = [r for r in self.rows if r.provider == name and low <= r.m <= high and r.share]
-                if not rows:
-                    continue
-                shares = [(row.share or 0.0, row.where) for row in rows]
-                speeds = [] if name == "lowbit" else [
-                    (speed, row.where) for row in self.rows if row.provider == "lowbit" and low <= row.m <= high
-                    for other, speed in self.speeds(row).items() if other == name
-                ]  # fmt: skip
-                worst, at = min(speeds, default=(None, ""))
-                found.append(Summary(
-                    regime, name, len(rows), geomean([s for s, _ in shares]), *min(shares),
-                    geomean([s for s, _ in speeds]) if speeds else None, worst, at, len(speeds),
-                ))  # fmt: skip
-        return found
-
-    def to_json(self) -> str:
-        """All of it, with derived figures for other programs to read."""
-        rows = []
-        for row in self.rows:
-            derived = {"tflops": row.tflops, "gbs": row.gbs, "share": row.share, "speed_against": self.speeds(row)}
-            rows.append({**asdict(row), **derived})
-        summary = [asdict(line) for line in self.summary()]
-        return json.dumps({"format": FORMAT, **self.facts, "summary": summary, "rows": rows}, indent=1, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, path: Path) -> Results:
-        """The results that `to_json` wrote to a file. Raises BadInput for any other."""
-        try:
-            found = json.loads(path.read_text("utf-8"))
-            if found["format"] != FORMAT:
-                raise BadInput(
-                    f"{path} has the format {found['format']!r}; this version reads {FORMAT!r}: measure again"
-                )
-            names = [field.name for field in fields(Row)]
-            rows = tuple(Row(**{name: row[name] for name in names}) for row in found["rows"])
-            facts = {name: value for name, value in found.items() if name not in ("format", "rows", "summary")}
-            if set(FACTS) - set(facts):
-                raise KeyError(*sorted(set(FACTS) - set(facts))[:1])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, LowbitError):
-                raise
-            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise BadInput(f"results are a file that `lowbit bench --json` wrote; {path}: {what}") from error
-        return cls(facts, rows)
-
-
-def geomean(values: Sequence[float]) -> float:
-    """Of at least one positive number."""
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-# ---- where it is measured -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -219,13 +50,6 @@ class Meter:
     l2_bytes: int
     us: Callable[[Sequence[Callable[[], object]]], float]
     facts: Mapping[str, Any]
-
-
-FACTS = (
-    *("date", "command", "stopped", "versions", "roof", "arch"),
-    *("device", "sms", "l2_bytes", "max_clock_mhz", "clock_mhz", "driver"),
-)
-"""Keys of `Results.facts`; a Meter brings the second line. `stopped` says why a run has fewer rows than it should."""
 
 
 def gpu_meter() -> Meter:
@@ -256,10 +80,10 @@ def _clock_mhz() -> int | None:
         return None
 
 
-def _driver() -> str | None:
+def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """The version of the kernel driver, where Linux shows it."""
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", Path("/proc/driver/nvidia/version").read_text("utf-8"))
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", path.read_text("utf-8"))
     except OSError:
         return None
     return found[1] if found else None
@@ -286,9 +110,6 @@ def facts_of(meter: Meter, providers: Sequence[Provider], command: str) -> dict[
         "arch": meter.arch.name,
         **meter.facts,
     }
-
-
-# ---- measuring ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from lowbit.cli import main
 from lowbit.ops.gemm import device_arch
-from lowbit.testing.bench import Results
+from lowbit.testing.results import Results
 from lowbit.testing.timing import graph_us
 
 

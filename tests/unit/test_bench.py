@@ -19,7 +19,8 @@ from lowbit.arch import arch, arch_of_capability
 from lowbit.cli import main, report
 from lowbit.errors import BadInput, Unsupported
 from lowbit.testing import bench, rivals
-from lowbit.testing.bench import Meter, Results, Row, Work, geomean, measure
+from lowbit.testing.bench import Meter, Work, measure
+from lowbit.testing.results import Results, Row, geomean
 from lowbit.testing.rivals import Humming, Torch, find_rivals
 from lowbit.testing.shapes import MODELS, layers_of
 from lowbit.testing.timing import MOST_COPIES, num_copies
@@ -191,6 +192,20 @@ def test_copies_follow_the_l2() -> None:
     assert num_copies(32 << 20) == math.ceil(20 * 60 / 32)
 
 
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Tue Nov  4\nGCC version: 12.3", "580.159.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n", "570.86.15"),
+        ("something else 1.2", None),
+    ],
+)
+def test_driver_is_read_where_linux_shows_it(text: str, version: str | None, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text(text)
+    assert bench._driver(tmp_path / "version") == version
+    assert bench._driver(tmp_path / "nothing") is None
+
+
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 TABLE = (
@@ -355,7 +370,10 @@ def test_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.Captu
     assert found.facts["versions"]["lowbit"] == lowbit.__version__
     assert found.facts["versions"]["torch"]
     assert f"{report.text(found)}\n" == captured.out
-    assert captured.err.splitlines()[-1] == "measuring 12/12"
+    assert captured.err.splitlines()[1:3] == [
+        "2/12  torch bf16 48x128: 10.00, 20.00 us",
+        "4/12  lowbit int8 48x128: 30.00, 40.00 us",
+    ]
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -363,7 +381,9 @@ def test_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.Captu
 def test_fault_of_lowbit_itself_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(rivals.Lowbit, "build", lambda self, spec, act, weight: Scaled(weight, 0.5))
     assert main(["bench", "--shape", "48x128", "--m", "1", "--rivals", "none"]) == 1
-    assert "no time: lowbit, 48x128 int4_g128, M = 1: wrong: relative error" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "no time: lowbit, 48x128 int4_g128, M = 1: wrong: relative error 0.5" in captured.out
+    assert "1/1  lowbit int4_g128 48x128: - us; wrong: relative error 0.5" in captured.err
 
 
 @pytest.mark.usefixtures("gpu")
