@@ -73,8 +73,8 @@ def bytes_moved(problem: Problem, m: int) -> int:
 
 
 def floor_us(problem: Problem, m: int) -> float:
-    """Microseconds that no kernel can be under: `bytes_moved` at the chip's read rate, GB/s = 1e3 bytes/us."""
-    return bytes_moved(problem, m) / (problem.arch.read_gbs * 1e3)
+    """Microseconds that no kernel can be under: `bytes_moved` at the chip's read rate, or its products at the tensor cores' peak."""
+    return problem.arch.floor_us(bytes_moved(problem, m), 2 * m * problem.n * problem.k)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Explanation:
 
     @property
     def floor_us(self) -> float:
-        """Microseconds to read and write `bytes_moved` at the chip's read rate."""
+        """Microseconds that no kernel can be under, by the chip's read rate or its tensor cores."""
         return floor_us(self.problem, self.m)
 
     @property
@@ -124,7 +124,7 @@ class Explanation:
             f"  plan      {self.plan}",
             f"  why       {self.why}",
             f"  estimate  {self.cost.us:.1f} us ({parts}; parts overlap)",
-            f"  floor     {self.floor_us:.2f} us: {self.bytes_moved:,} bytes at {arch.read_gbs:,.0f} GB/s",
+            f"  floor     {self.floor_us:.2f} us: {self.bytes_moved:,} bytes, {arch.roof}",
             f"  launch    {geometry.grid_x} x {geometry.grid_y} blocks of {geometry.block} threads, "
             f"{geometry.smem:,} bytes of shared memory, clusters of {geometry.cluster}",
             f"  kernel    {self._kernel()}",

@@ -17,7 +17,8 @@ class Arch:
     """One chip (or family of chips that run the same code).
 
     Limits come from the compute-capability tables of the CUDA C++ Programming Guide; rates of sm_90a were measured on
-    one H200 (docs/notes/2026-12-01-h200.md), the others are data-sheet figures of the largest chip and only rank plans.
+    one H200 (docs/notes/2026-12-01-h200.md), the others are data-sheet figures of the largest chip: they rank plans and
+    bound what is possible, no more.
     """
 
     name: str  # "sm_90a": also the compiler's target
@@ -30,6 +31,8 @@ class Arch:
     mma_tflops: float  # dense fp16 mma.sync rate, TFLOP/s
     chip: str
     clusters: bool = False  # thread-block clusters with distributed shared memory
+    peak_tflops: float = 0.0  # dense 16-bit rate of the fastest instruction, TFLOP/s; 0: that is mma.sync
+    rates: str = "data-sheet rates"  # where read_gbs and the tensor rates come from
 
     @property
     def wgmma(self) -> bool:
@@ -50,6 +53,16 @@ class Arch:
         """1-D bulk copies, mbarriers with transaction counts and programmatic dependent launch exist."""
         return self.level >= 90
 
+    @property
+    def roof(self) -> str:
+        """For people: the rates that `floor_us` divides by, and where they come from."""
+        peak = self.peak_tflops or self.mma_tflops
+        return f"{self.read_gbs:,.0f} GB/s and {peak:,.0f} TFLOP/s, {self.rates}"
+
+    def floor_us(self, moved_bytes: int, flops: int) -> float:
+        """Microseconds that no kernel can be under: the longer of moving the bytes and of the 16-bit operations."""
+        return max(moved_bytes / (self.read_gbs * 1e3), flops / ((self.peak_tflops or self.mma_tflops) * 1e6))
+
 
 _ROWS = (
     Arch("sm_75", 75, 64 * KB, 64 * KB, 1024, 72, 620.0, 130.0, "Quadro RTX 6000"),
@@ -57,10 +70,10 @@ _ROWS = (
     Arch("sm_86", 86, 99 * KB, 100 * KB, 1536, 84, 860.0, 155.0, "A40, RTX 3090"),
     Arch("sm_87", 87, 163 * KB, 164 * KB, 1536, 16, 180.0, 42.0, "Jetson AGX Orin"),
     Arch("sm_89", 89, 99 * KB, 100 * KB, 1536, 128, 920.0, 330.0, "RTX 4090, L40S"),
-    Arch("sm_90a", 90, 227 * KB, 228 * KB, 2048, 132, 4570.0, 414.0, "H100, H200", clusters=True),
-    Arch("sm_100a", 100, 227 * KB, 228 * KB, 2048, 148, 7000.0, 414.0, "B200", clusters=True),
-    Arch("sm_103a", 103, 227 * KB, 228 * KB, 2048, 148, 7000.0, 414.0, "B300", clusters=True),
-    Arch("sm_110a", 110, 227 * KB, 228 * KB, 2048, 20, 250.0, 60.0, "Jetson Thor", clusters=True),
+    Arch("sm_90a", 90, 227 * KB, 228 * KB, 2048, 132, 4570.0, 414.0, "H100, H200", True, 790.0, "measured on one H200"),
+    Arch("sm_100a", 100, 227 * KB, 228 * KB, 2048, 148, 7000.0, 414.0, "B200", True, 2250.0),
+    Arch("sm_103a", 103, 227 * KB, 228 * KB, 2048, 148, 7000.0, 414.0, "B300", True, 2250.0),
+    Arch("sm_110a", 110, 227 * KB, 228 * KB, 2048, 20, 250.0, 60.0, "Jetson Thor", True, 258.0),
     Arch("sm_120a", 120, 99 * KB, 100 * KB, 1536, 170, 1600.0, 400.0, "RTX 5090"),
     Arch("sm_121a", 121, 99 * KB, 100 * KB, 1536, 48, 250.0, 100.0, "GB10"),
 )
@@ -96,5 +109,6 @@ def arch_of_capability(major: int, minor: int, sms: int = 0) -> Arch:
             smem_per_block=99 * KB,
             smem_per_sm=100 * KB,
             chip=f"unknown chip of compute capability {major}.{minor}",
+            rates=f"the rates of the {older[-1].chip}: those of this chip are not known",
         )
     return replace(exact, sms=sms) if sms else exact

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 import lowbit
-from lowbit.cli import demo, inspect, warmup
+from lowbit.cli import bench, demo, inspect, warmup
 from lowbit.errors import LowbitError
 
-_COMMANDS = {"demo": demo, "inspect": inspect, "warmup": warmup}
+_COMMANDS = {"demo": demo, "bench": bench, "inspect": inspect, "warmup": warmup}
 
 _ABOUT = "Matrix products with weights of 1 to 8 bits, their CUDA kernels compiled on demand."
 _ENVIRONMENT = (
@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    arguments = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = parser.parse_args(words)
+    arguments.words = words
     try:
         return int(arguments.run(arguments))
     except LowbitError as error:

@@ -15,6 +15,11 @@ def shape(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
+def shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """'4096x4096,4096x14336' -> ((4096, 4096), (4096, 14336))."""
+    return tuple(shape(part) for part in text.split(","))
+
+
 def counts(text: str) -> tuple[int, ...]:
     """'1,8,64' -> (1, 8, 64)."""
     parts = text.split(",")

@@ -82,6 +82,9 @@ def test_bytes_and_floor_are_those_of_the_problem() -> None:
     codes, scales, x, y = 4096 * 4096 // 2, 4096 * 4096 // 128 * 2, 4 * 4096 * 2, 4 * 4096 * 2
     assert answer.bytes_moved == codes + scales + x + y
     assert answer.floor_us == pytest.approx(answer.bytes_moved / 4.57e6)
+    many = lowbit.explain(linear(n=4096, k=4096), 1024, "sm_90a", compiled=False)
+    assert many.floor_us == pytest.approx(2 * 1024 * 4096 * 4096 / 790e6)  # the tensor cores decide
+    assert "4,570 GB/s and 790 TFLOP/s, measured on one H200" in str(many)
     channel = lowbit.explain(linear("int8", 256, 512), 1, "sm_90a", compiled=False)
     assert channel.bytes_moved == 256 * 512 + 256 * 4 + 2 * (256 + 512)
 

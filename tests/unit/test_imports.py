@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HIDDEN = ("triton", "cuda", "pynvml", "pytest", "nvidia", "numba", "cupy")
+HIDDEN = ("triton", "cuda", "pynvml", "pytest", "nvidia", "numba", "cupy", "matplotlib", "humming")
 HIDE = f"""
 import sys
 class Hide:
@@ -84,7 +84,7 @@ def test_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
     assert "module 'lowbit' has no attribute 'nothing'" in done.stderr
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("inspect",), ("warmup",)], ids=lambda c: c[0] if c else "lowbit")
+@pytest.mark.parametrize("command", [(), ("demo",), ("bench",), ("inspect",), ("warmup",)], ids=lambda c: c[0] if c else "lowbit")
 def test_help_needs_no_torch(command: tuple[str, ...], tmp_path: Path) -> None:
     code = f"""
 from lowbit.cli import main
