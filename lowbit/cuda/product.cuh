@@ -9,7 +9,8 @@ namespace lowbit {
 // Group scales act in one of two ways, exact products both, so that the only error is fp32 accumulation:
 // * on fp32 partial sums, acc += scale * part, once per kStep of k. Any scale format.
 // * in the operand (C::kFold), one more packed FMA per register, where every product of a value and a scale is an operand (problem.folds):
-//   e8m0 and e4m3 scales of narrow floats. int4 times a bf16 scale is not: it would round to bf16 (2^-9 relative per weight).
+//   e8m0 and e4m3 scales of narrow floats. int4 times a bf16 scale is not: it would round to bf16 (2^-9 relative per weight). Cheaper
+//   where groups are short and tokens many (plan.folds).
 template <class C, int kRowBlocks> struct Weights {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;
@@ -28,6 +29,7 @@ template <class C, int kRowBlocks> struct Weights {
     HW_FN Weights() {
         HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) minus[r][0] = minus[r][1] = Convert::fixed_offset();
     }
+    HW_FN static constexpr int group(int step) { return step * 16 / kStep; }  // of the vector
     HW_FN static constexpr bool begins(int v, int step) { return kGrouped && v % kVectorsPerGroup == 0 && step * 16 % kStep == 0; }
     HW_FN static constexpr bool ends(int v, int step) {
         return kGrouped && v % kVectorsPerGroup == kVectorsPerGroup - 1 && (step * 16 + 16) % smaller(kStep, kVectorK) == 0;
@@ -44,18 +46,17 @@ template <class C, int kRowBlocks> struct Weights {
     HW_FN void fragment(u32 (&a)[4], int r, int v, int step) {
         if (begins(v, step))
             HW_UNROLL for (int h = 0; h < 2; ++h) {
-                if constexpr (C::kZero == kIntZero) minus[r][h] = Convert::offset((int_zeros[r].get(step * 16 / kStep, h) + Value::kOffset) & 0xff);
-                if constexpr (C::kFold) factor[r][h] = scales[r].template operand<typename C::Operand>(step * 16 / kStep, h);
+                if constexpr (C::kZero == kIntZero) minus[r][h] = Convert::offset((int_zeros[r].get(group(step), h) + Value::kOffset) & 0xff);
+                if constexpr (C::kFold) factor[r][h] = scales[r].template operand<typename C::Operand>(group(step), h);
             }
         Convert::step(a, codes[r], step, minus[r]);
         if constexpr (C::kFold)
             HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = C::Operand::fma(a[i], factor[r][i & 1], kMinusZero);
     }
     // The sum of a group, in register e of a tile, to its accumulator.
-    HW_FN void add(float& acc, float part, float x_sum, int r, int step, int e) const {
-        const int group = step * 16 / kStep;
-        if constexpr (C::kZero == kFloatZero) part = fma_f32(-float_zeros[r].get(group, e / 2), x_sum, part);
-        acc = fma_f32(scales[r].get(group, e / 2), part, acc);
+    HW_FN void add(float& acc, float part, float x_sum, int r, int group, int e) const {
+        if constexpr (C::kZero == kFloatZero) part = fma_f32(-float_zeros[r].get(group, e / 2 % 2), x_sum, part);
+        acc = fma_f32(scales[r].get(group, e / 2 % 2), part, acc);
     }
 };
 
@@ -101,7 +102,7 @@ HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&
                 if (W::kSums && W::ends(v, step))
                     HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
                         HW_UNROLL for (int n = 0; n < kTokenTiles; ++n)
-                            HW_UNROLL for (int e = 0; e < 4; ++e) weights.add(acc[r][n][e], part[r][n][e], x_sum[n][e], r, step, e);
+                            HW_UNROLL for (int e = 0; e < 4; ++e) weights.add(acc[r][n][e], part[r][n][e], x_sum[n][e], r, W::group(step), e);
             }
         }
     };
@@ -115,15 +116,13 @@ HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&
 
 // wgmma, the same for the warps of a warpgroup at once (each with its own 16 rows): tokens come from shared memory and products run beside the
 // conversion of the next vector, which is what bounds mma.sync from 8 tokens on. desc: of the unit's tokens; desc_of(step): what to add for a
-// step of 16 k. Fragments take turns in two buffers, so one group of products may be under way; none is at the end. Groups of k must not be
-// shorter than a vector.
+// step of 16 k. Fragments take turns in two buffers, so one group of products may be under way; none is at the end.
 template <class C, int kRowBlocks, int kRegs, class DescOf>
 HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32 (&smem_unit)[kRowBlocks], u64 desc, DescOf desc_of) {
     using W = Weights<C, kRowBlocks>;
-    static_assert(!W::kSums || W::kStep >= W::kVectorK, "sums of groups shorter than a vector would wait for every few products");
     static_assert(C::kZero != kFloatZero, "float zero points need sums of x");
     W weights;
-    Regs<float, kRegs> part[kRowBlocks];
+    Regs<float, kRegs> part[W::kGroups][kRowBlocks];  // all groups of a vector, so that one wait serves them
     Regs<u32, 4> a[2][W::kSteps];
     HW_UNROLL for (int v = 0; v < W::kVectors; ++v) {
         weights.load(smem_unit, v);
@@ -137,15 +136,16 @@ HW_FN void multiply_units_wgmma(Regs<float, kRegs> (&acc)[kRowBlocks], const u32
             }
             wgmma_fence();
             HW_UNROLL for (int step = 0; step < W::kSteps; ++step)
-                C::Operand::wgmma(W::kSums ? part[r] : acc[r], turn[step], desc + desc_of(v * W::kSteps + step), !(W::kSums && W::begins(v, step)));
+                C::Operand::wgmma(W::kSums ? part[W::group(step)][r] : acc[r], turn[step], desc + desc_of(v * W::kSteps + step), !(W::kSums && W::begins(v, step)));
             wgmma_commit();
             wgmma_wait<1>();
         }
-        if (v == W::kVectors - 1 || (W::kSums && W::ends(v, W::kSteps - 1))) wgmma_wait<0>();
-        if (W::kSums && W::ends(v, W::kSteps - 1)) {
-            HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
-                HW_UNROLL for (int e = 0; e < kRegs; ++e) weights.add(acc[r][e], part[r][e], 0, r, W::kSteps - 1, e % 4);
-        }
+        const bool sums = W::kSums && W::ends(v, W::kSteps - 1);
+        if (sums || v == W::kVectors - 1) wgmma_wait<0>();
+        if (sums)
+            HW_UNROLL for (int g = 0; g < W::kGroups; ++g)
+                HW_UNROLL for (int r = 0; r < kRowBlocks; ++r)
+                    HW_UNROLL for (int e = 0; e < kRegs; ++e) weights.add(acc[r][e], part[g][r][e], 0, r, g, e);
     }
 }
 }  // namespace lowbit

@@ -11,7 +11,7 @@ from pathlib import Path
 from lowbit.dtypes import DType
 from lowbit.errors import Unsupported
 from lowbit.jit.source import Source, gather_headers
-from lowbit.plan.plan import Plan, illegal, layout_of, mover, smem_map
+from lowbit.plan.plan import Plan, folds, illegal, layout_of, mover, smem_map
 from lowbit.problem import Problem
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
@@ -66,7 +66,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "    using u32 = hw::u32;",
             *lines,
             f"    static constexpr lowbit::Zero kZero = lowbit::{_ZEROS[problem.spec.zero]};",
-            f"    static constexpr bool kFold = {str(layout.grouped and problem.folds).lower()};",
+            f"    static constexpr bool kFold = {str(folds(problem, plan)).lower()};",
             f"    static constexpr lowbit::Mover kMover = lowbit::{mover(problem.arch, plan.family)};",
             "};",
         ]

@@ -47,6 +47,8 @@ def enumerate_plans(problem: Problem, m: int) -> Iterator[Plan]:
     tokens = bucket(m)
     if tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
         yield from _stream(problem, min(tokens, STREAM_TOKENS))
+    if problem.arch.wgmma and 1 < tokens <= 2 * STREAM_TOKENS:
+        yield from _stream_wgmma(problem, tokens)
     for narrower in sorted({max(8, tokens), max(8, tokens // 2), max(8, tokens // 4)}, reverse=True):
         yield from _tile(narrower)
     # Small plans that are legal wherever anything is: the last resort of the smallest layers and chips. Not so small in the last
@@ -74,6 +76,22 @@ def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:
                 if enough <= ring * blocks_per_sm <= _MOST_FLIGHT:
                     yield Plan("stream", tokens, warp_blocks, row_warps, k_warps=k_warps, split=split, stages=stages,
                                x_chunks=4 if arch.bulk and tokens > 4 else 1, blocks_per_sm=blocks_per_sm)  # fmt: skip
+
+
+def _stream_wgmma(problem: Problem, tokens: int) -> Iterator[Plan]:
+    arch, layout = problem.arch, layout_of(problem)
+    enough = min(_FLIGHT, layout.expert_bytes // arch.sms // 2)
+    for warp_blocks, row_warps, k_warps, split in product((1, 2), (4, 8), (1, 2, 3, 4), (1, 2, 4)):
+        warps, tile_blocks = row_warps * k_warps, row_warps * warp_blocks
+        blocks = -(-layout.row_blocks // tile_blocks) * split
+        sms = arch.sms if split <= 2 else arch.sms * 10 // 11
+        if warps > 16 or (split > 1 and blocks > 2 * sms):
+            continue
+        for stages, blocks_per_sm in product((2, 3, 4, 5, 6), (1, 2)):
+            ring = stages * k_warps * tile_blocks * layout.unit_bytes
+            if enough <= 2 * ring and ring * blocks_per_sm <= _MOST_FLIGHT:
+                yield Plan("stream_wgmma", tokens, warp_blocks, row_warps, k_warps=k_warps, split=split, stages=stages,
+                           blocks_per_sm=blocks_per_sm)  # fmt: skip
 
 
 def _tile(tokens: int) -> Iterator[Plan]:

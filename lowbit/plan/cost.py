@@ -15,19 +15,39 @@ from lowbit.problem import Problem
 CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 4 or 8 can fill, 120 of 132; clusters of 2 fill all
 CLOCK_MHZ = 1755.0
 
-START_US = 1.62  # dependent launch, wait, barrier, last store
-COLD_START_US = 0.45  # more, where no block of the next kernel fits beside this one's
-CROWDED_US = 1.0  # per MB an SM reads and block that it could hold beyond its own and the next kernel's: they pile up on some SMs
-WAVE_US = 2.6  # each further wave of blocks
-CLUSTER_US, CLUSTER_BLOCK_US = 0.79, 0.035  # a cluster's two barriers, and each block beyond the first
-SM_RATE = 3.46  # what one SM could read alone with unlimited bytes in flight, times its fair share of memory bandwidth
-FLIGHT_BYTES = 93e3  # in flight per SM for half of that rate
-PREFETCHED = 0.38  # share of the next kernel's rings that fills while this one runs
-X_BYTES_PER_US = 45.6e3  # activations from L2 to one SM
-ISSUE_CYCLES, MMA_CYCLES, STAGE_CYCLES = 10.9, 7.2, 6.7  # of a warp: per 8 weights of a lane, per product, per stage
-LATENCY_CYCLES, LATENCY_MMA, LATENCY_STAGE = 3.0, 6.4, 604.0  # the same for a warp that has its sub-core to itself
-REDUCE_US = 0.0081  # one partial sum of one row and token, per thread
 
+
+@dataclass(frozen=True)
+class Rates:
+    """The coefficients of a streaming family."""
+
+    start_us: float  # dependent launch, wait, barrier, last store
+    cold_start_us: float  # more, where no block of the next kernel fits beside this one's
+    crowded_us: float  # per MB an SM reads and block that it could hold beyond its own and the next kernel's: they pile up on some SMs
+    wave_us: float  # each further wave of blocks
+    cluster_us: float  # a cluster's two barriers
+    cluster_block_us: float  # each block of it beyond the first
+    overlap: float  # of start and cluster with the other blocks of an SM: they are divided by their number to this power
+    sm_rate: float  # what one SM could read alone with unlimited bytes in flight, times its fair share of memory bandwidth
+    flight_bytes: float  # in flight per SM for half of that rate
+    prefetched: float  # share of the next kernel's rings that fills while this one runs
+    x_us: float  # per MB of activations to one SM
+    issue_cycles: float  # of a warp: per 8 weights of a lane
+    mma_cycles: float  # per product with 8 tokens (stream), up to 16 (stream_wgmma)
+    stage_cycles: float
+    latency_cycles: float  # the same for a warp that has its sub-core to itself
+    latency_mma: float
+    latency_stage: float
+    reduce_us: float  # one partial sum of one row and token, per thread
+    hidden: float  # share of the shorter of reading and computing that is not hidden behind the longer
+
+
+RATES = {
+    "stream": Rates(1.62, 0.45, 1.0, 2.6, 0.79, 0.035, 0.0, 3.46, 93e3, 0.38, 21.9, 10.9, 7.2, 6.7, 3.0, 6.4, 604.0, 0.0081, 0.25),
+    "stream_wgmma": Rates(0.32, 0.90, 0.20, 1.06, 1.362, 0.142, 1.17, 1.97, 34e3, 0.205, 2.1, 14.35, 4.28, 43.4, 11.9, 4.93, 448.0, 0.0149, 0.33),
+}  # fmt: skip
+
+TILE_START_US = 2.07
 TILE_EFFICIENCY = 0.55  # of the mma.sync peak that tile_mma reaches, roughly
 TILE_STAGE_US = 0.45  # a 128-k step of one block on an otherwise idle SM
 
@@ -46,7 +66,7 @@ class Cost:
 
 def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
     """The time of one call with `m` tokens and cold weights."""
-    return _stream(problem, plan, m) if plan.family == "stream" else _tile(problem, plan, m)
+    return _tile(problem, plan, m) if plan.family == "tile_mma" else _stream(problem, plan, m, RATES[plan.family])
 
 
 def _convert(problem: Problem) -> float:
@@ -66,8 +86,8 @@ def _room(problem: Problem, plan: Plan) -> int:
     return max(1, min(blocks, 4 * (16384 // (32 * used)) // plan.warps))
 
 
-def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
-    arch, layout, smem = problem.arch, layout_of(problem), smem_map(problem, plan)
+def _stream(problem: Problem, plan: Plan, m: int, rates: Rates) -> Cost:
+    arch, layout = problem.arch, layout_of(problem)
     blocks = -(-problem.n // plan.tile_rows) * plan.split * -(-m // plan.tokens)
     sms = max(1, arch.sms * CLUSTER_SMS[0] // CLUSTER_SMS[1]) if plan.split > 2 else arch.sms
     room = _room(problem, plan)
@@ -75,34 +95,38 @@ def _stream(problem: Problem, plan: Plan, m: int) -> Cost:
     resident = min(per_sm, room)
     k_blocks = -(-layout.k_blocks // plan.split)
     tokens = min(m, plan.tokens)
+    wgmma = plan.family == "stream_wgmma"
 
     share = arch.read_gbs * 1e3 / arch.sms  # bytes per us
     memory = layout.expert_bytes / (arch.read_gbs * 1e3)
     block_bytes = plan.tile_rows // 16 * k_blocks * layout.unit_bytes
-    ring = smem.x
+    ring = plan.row_warps * plan.k_warps * plan.stages * plan.warp_blocks * layout.unit_bytes
     beside = max(0, room - resident)
-    early = min(per_sm * block_bytes, min(beside, per_sm) * ring) * PREFETCHED
-    rate = SM_RATE * share * resident * ring / (resident * ring + FLIGHT_BYTES)
+    early = min(per_sm * block_bytes, min(beside, per_sm) * ring) * rates.prefetched
+    rate = rates.sm_rate * share * resident * ring / (resident * ring + rates.flight_bytes)
     stream = max(0.0, per_sm * block_bytes - early) / rate
 
     stages = -(-k_blocks // plan.k_warps)
     words = plan.warp_blocks * 8
-    products = plan.warp_blocks * 8 * -(-plan.tokens // 8)
+    products = words * (max(1.0, plan.tokens / 16) if wgmma else -(-plan.tokens // 8))
     convert = _convert(problem)
     rounds = -(-per_sm // resident)
     per_sub_core = -(-resident * plan.warps // 4)
-    issue = per_sub_core * stages * (words * ISSUE_CYCLES * convert + products * MMA_CYCLES + STAGE_CYCLES)
-    alone = stages * (words * LATENCY_CYCLES * convert + products * LATENCY_MMA + LATENCY_STAGE)
+    issue = per_sub_core * stages * (words * rates.issue_cycles * convert + products * rates.mma_cycles + rates.stage_cycles)
+    alone = stages * (words * rates.latency_cycles * convert + products * rates.latency_mma + rates.latency_stage)
     work = rounds * max(issue, alone) / CLOCK_MHZ
 
-    x = tokens * k_blocks * 256 * resident / X_BYTES_PER_US
+    # x goes to every warpgroup that has rows of its own, or once to the block
+    x_bytes = plan.tokens * plan.row_warps // 4 * per_sm if wgmma else tokens * resident
+    x = x_bytes * k_blocks * 256 * rates.x_us / 1e6
     waves = -(-blocks // (sms * room))
-    fixed = START_US + (COLD_START_US if room <= per_sm else 0.0) + WAVE_US * (waves - 1)
-    fixed += CROWDED_US * max(0, room - per_sm - 1) * block_bytes / 1e6
+    ends = rates.cold_start_us if room <= per_sm else 0.0
     if plan.split > 1:
-        fixed += CLUSTER_US + CLUSTER_BLOCK_US * (plan.split - 1)
-    fixed += REDUCE_US * per_sm * plan.k_warps * tokens * plan.tile_rows / plan.threads
-    path = fixed + x + max(work, stream) + 0.25 * min(work, stream)
+        ends += rates.cluster_us + rates.cluster_block_us * (plan.split - 1)
+    fixed = rates.start_us + ends / resident**rates.overlap + rates.wave_us * (waves - 1)
+    fixed += rates.crowded_us * max(0, room - per_sm - 1) * block_bytes / 1e6
+    fixed += rates.reduce_us * per_sm * plan.k_warps * tokens * plan.tile_rows / plan.threads
+    path = fixed + x + max(work, stream) + rates.hidden * min(work, stream)
     return Cost(max(memory, path) + 0.1 * min(memory, path), memory, stream, work, x, fixed)
 
 
@@ -119,5 +143,5 @@ def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
     work = rounds * max(
         room * flops_per_block * convert / per_us, layout.k_blocks * TILE_STAGE_US / max(1, plan.stages - 2)
     )
-    fixed = START_US + COLD_START_US
+    fixed = TILE_START_US
     return Cost(max(memory, work) + fixed, memory, 0.0, work, 0.0, fixed)

@@ -101,6 +101,12 @@ def layout_of(problem: Problem) -> Layout:
     return Layout(problem.spec, problem.n, problem.k, problem.operand_bits)
 
 
+def folds(problem: Problem, plan: Plan) -> bool:
+    """Group scales multiply the operands: four FMAs per 16 k, against tokens / 2 per group on the sums."""
+    step = layout_of(problem).step
+    return 0 < step < 2 * (plan.tokens // plan.token_warps) and problem.folds
+
+
 def mover(arch: Arch, family: str) -> str:
     """How bytes travel to shared memory: the name of a `Mover` in ring.cuh."""
     if arch.bulk and family != "tile_mma":
@@ -182,7 +188,7 @@ def least_registers(problem: Problem, plan: Plan) -> int:
     layout = layout_of(problem)
     token_tiles = -(-plan.tokens // (8 * plan.token_warps))
     tiles = token_tiles * plan.warp_blocks
-    sums = 2 if layout.grouped and not problem.folds else 1  # accumulators, and partial sums of a group
+    sums = 2 if layout.grouped and not folds(problem, plan) else 1  # accumulators, and partial sums of a group
     scale_words = -(-layout.scale_bytes // 32) * plan.warp_blocks  # of a lane: rows g and g + 8
     several = 0  # where a unit has several groups, the compiler keeps more alive at once
     if layout.steps > 1:
@@ -193,8 +199,10 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
     }[problem.spec.zero]
     planes = 4 * (len(layout.planes) - 1) * plan.warp_blocks  # words of further planes, codes put together from them
-    if plan.family == "stream_wgmma":
-        return 4 * tiles * sums + zeros + planes + 32 + 8 * plan.warp_blocks + scale_words + 20
+    if plan.family == "stream_wgmma":  # the sums of all groups of a vector are alive at once
+        vector = 32 if problem.spec.value.bits == 8 else 64
+        parts = 4 * tiles * max(1, vector // layout.step) if sums == 2 else 0
+        return 4 * tiles + parts + zeros + planes + 32 + 8 * plan.warp_blocks + scale_words + 20
     return 4 * tiles * sums + zeros + planes + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
@@ -225,7 +233,7 @@ def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
 
 def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
     reasons = []
-    layout, smem = layout_of(problem), smem_map(problem, plan)
+    smem = smem_map(problem, plan)
     if not problem.arch.wgmma:
         reasons.append(f"{problem.arch.name} has no wgmma: it is Hopper's (sm_90a)")
     if plan.row_warps % 4:
@@ -239,9 +247,6 @@ def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
         reasons.append(f"tokens must be one of {', '.join(map(str, WGMMA_TOKENS))}; got {plan.tokens}")
     if problem.spec.zero == "float":
         reasons.append("float zero points need sums of x, which this family does not make")
-    vector = 32 if problem.spec.value.bits == 8 else 64
-    if layout.grouped and not problem.folds and layout.step < vector:
-        reasons.append(f"sums of groups of {layout.step} k would wait for the tensor cores every few products; {vector} is the least")
     if 4 * plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > smem.bars // (plan.warps // 4):
         reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
     return reasons
