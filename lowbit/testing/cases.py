@@ -110,6 +110,17 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
         "one token warp": Plan("tile_mma", 16, 1, 4, token_warps=1, stages=2),
         "tile of a whole panel": Plan("tile_mma", 64, 2, 4, token_warps=2, stages=2),
     }
+    if arch.wgmma:
+        plans |= {
+            "one warpgroup": Plan("stream_wgmma", 8, 1, 4, stages=2),
+            "warpgroups cut k, unevenly": Plan("stream_wgmma", 16, 2, 4, k_warps=4, stages=2),
+            "warpgroups without rows in the last tile": Plan("stream_wgmma", 8, 1, 8, k_warps=2, stages=2),
+            "more wgmma stages than k blocks": Plan("stream_wgmma", 24, 1, 4, k_warps=2, stages=6),
+            "many tokens, one wgmma": Plan("stream_wgmma", 64, 1, 4, stages=3),
+            "cluster of warpgroups": Plan("stream_wgmma", 32, 2, 4, k_warps=2, split=4, stages=3),
+        }
+        for stages in (2, 3, 4):
+            plans[f"warpgroup ring of {stages} stages wraps"] = Plan("stream_wgmma", 8, 2, 4, stages=stages)
     for stages in (2, 3, 4, 5):
         plans[f"ring of {stages} stages wraps"] = Plan("stream", 8, 1, 2, stages=stages)
     for stages in (2, 3, 4):

@@ -17,7 +17,7 @@ import lowbit
 from lowbit.arch import arch
 from lowbit.layout.pack import PackedWeight, pack
 from lowbit.plan.choose import BUCKETS, choose
-from lowbit.plan.plan import Plan, illegal
+from lowbit.plan.plan import FAMILIES, Plan, illegal
 from lowbit.problem import Problem, unsupported
 from lowbit.testing import cases, emulate, tolerance
 from lowbit.weights import QuantWeight, WeightSpec
@@ -79,6 +79,7 @@ def name(run: Run) -> str:
 
 STREAM = Plan("stream", 16, 2, 2, stages=2)
 TILE = Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2)
+WGMMA = Plan("stream_wgmma", 16, 1, 4, k_warps=2, stages=2)
 
 
 def probe_plans(chip: str) -> dict[str, Plan]:
@@ -90,6 +91,8 @@ def probe_plans(chip: str) -> dict[str, Plan]:
     }
     if row.bulk:
         plans["stream, x by small copies"] = Plan("stream", 4, 1, 2, k_warps=2, stages=2)
+    if row.wgmma:
+        plans["stream_wgmma"] = WGMMA
     if row.clusters:
         plans["stream, cluster"] = Plan("stream", 8, 1, 2, split=2, stages=2, x_chunks=2)
     return plans
@@ -100,17 +103,17 @@ def probes(chip: str) -> list[Run]:
     runs = []
     for name, plan in probe_plans(chip).items():
         for act in acts_of(chip):
-            for spec in PROBE_FORMATS if name in ("stream", "tile_mma") else ("int4_g32", "mxfp4", "fp8_e4m3"):
+            for spec in PROBE_FORMATS if name in FAMILIES else ("int4_g32", "mxfp4", "fp8_e4m3"):
                 n = 152 if "_b128x128" in spec else 40
                 runs.append(Run(chip, spec, n, 264, 264, act, plan))
-    common = list(probe_plans(chip).items())[:2]
+    common = [(name, plan) for name, plan in probe_plans(chip).items() if name in FAMILIES]
     for number, spec in enumerate(MORE_FORMATS):  # the other operand and family come with the next chip
         # fp8_e5m2 times a power of two leaves fp16's range, as an output
         fits = [act for act in acts_of(chip) if not unsupported(WeightSpec.parse(spec), act, arch(chip))]
         acts = [act for act in fits if (act, spec) != ("fp16", "fp8_e5m2")]
         turn = number + ARCHS.index(chip)
-        for _, plan in common if chip in THOROUGH else common[turn % 2 :][:1]:
-            if acts:
+        for family, plan in common if chip in THOROUGH else common[turn % 2 :][:1]:
+            if acts and (family != "stream_wgmma" or "zf" not in spec):
                 run = Run(chip, spec, 40, 264, 264, acts[turn // 2 % len(acts)], plan)
                 few_bits = bool(illegal(run.problem, plan))  # partial sums need a longer ring of smaller stages
                 runs.append(replace(run, plan=replace(plan, stages=6)) if few_bits else run)
@@ -123,7 +126,12 @@ def wide_probes(chip: str) -> list[Run]:
         return []
     plan = Plan("stream", 8, 1, 2, split=8, stages=2, x_chunks=3)
     wrap = Plan("stream", 32, 1, 2, k_warps=1, split=2, stages=3, x_chunks=2)
-    return [Run(chip, "int4_g64", 72, 1160, 48, "bf16", plan), Run(chip, "nvfp4", 37, 1928, 70, "fp16", wrap)]
+    runs = [Run(chip, "int4_g64", 72, 1160, 48, "bf16", plan), Run(chip, "nvfp4", 37, 1928, 70, "fp16", wrap)]
+    if arch(chip).wgmma:  # every number of tokens: scales on sums and in operands
+        for spec, tokens, blocks in (("int4_g64", 8, 1), ("nvfp4", 8, 2), ("mxfp4", 16, 1), ("mxfp4", 24, 2), ("int8_g32", 32, 1), ("nvfp4", 48, 1), ("int4_g128", 64, 2)):
+            wgmma = Plan("stream_wgmma", tokens, blocks, 4, k_warps=2, split=2, stages=3)
+            runs.append(Run(chip, spec, 136, 3208, tokens + 5, "bf16", wgmma))
+    return runs
 
 
 def real(chip: str) -> list[Run]:

@@ -67,8 +67,8 @@ def test_rows_are_views_where_a_kernel_can_read_them_and_copies_where_not() -> N
     x = tokens(6, 256)
     wide = torch.zeros(6, 512, dtype=torch.bfloat16)
     flat = torch.zeros(6 * 256 + 1, dtype=torch.bfloat16)
-    views = [x, x.view(2, 3, 256), wide[:, 8:264], x[:1].expand(6, 256), x[::2], x[1:]]
-    copies = [wide[:, 1:257], flat[1:].view(6, 256), x.T.contiguous().T, torch.zeros(6, 258, dtype=torch.bfloat16)[:, :256]]
+    views = [x, x.view(2, 3, 256), wide[:, 8:264], x[:1].expand(1, 256), x[::2], x[1:]]
+    copies = [x[:1].expand(6, 256), wide[:, 1:257], flat[1:].view(6, 256), x.T.contiguous().T, torch.zeros(6, 258, dtype=torch.bfloat16)[:, :256]]
     for given in views + copies:
         rows = gemm.rows_of(given, 256)
         assert torch.equal(rows, given.reshape(-1, 256))

@@ -174,7 +174,7 @@ def test_a_family_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose(problem, 16).family == explain(problem, 16).plan.family == family
         assert {plan.family for plan, _ in explain(problem, 16).others} <= {family}
     monkeypatch.setenv("LOWBIT_PLAN", "tile")
-    with pytest.raises(BadInput, match="LOWBIT_PLAN must name a kernel family, one of stream, tile_mma; got 'tile'"):
+    with pytest.raises(BadInput, match="LOWBIT_PLAN must name a kernel family, one of stream, stream_wgmma, tile_mma; got 'tile'"):
         choose(problem, 16)
 
 
@@ -182,10 +182,11 @@ def test_a_family_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STREAM = Plan("stream", 8, 1, 4, stages=2)
 TILE = Plan("tile_mma", 32, 2, 2, token_warps=2, stages=2)
+WGMMA = Plan("stream_wgmma", 16, 2, 4, k_warps=2, stages=2)
 LAYER = problem_of("int4_g128", 512, 1024, arch("sm_90a"))
 NARROW = problem_of("int4_g128", 512, 1024, arch("sm_86"))
 BAD: list[tuple[Problem, Plan, str]] = [
-    (LAYER, replace(STREAM, family="wave"), "family 'wave' is none of stream, tile_mma"),
+    (LAYER, replace(STREAM, family="wave"), "family 'wave' is none of stream, stream_wgmma, tile_mma"),
     *(
         (LAYER, Plan(**{**vars(STREAM), field: value}), f"{field} must be at least 1; got {value}")
         for field in ("tokens", "warp_blocks", "row_warps", "k_warps", "token_warps", "split", "stages", "x_chunks")
@@ -206,6 +207,15 @@ BAD: list[tuple[Problem, Plan, str]] = [
     (LAYER, replace(STREAM, split=4, k_warps=4), "4 x 4 parts of k exceed its 8 blocks of 128"),
     (LAYER, replace(STREAM, row_warps=3, split=8), "split 8 must divide the 12 row quads of a tile"),
     (LAYER, replace(STREAM, tokens=32, stages=1), "partial sums of 32 tokens do not fit the ring of 1 stages"),
+    (NARROW, WGMMA, "sm_86 has no wgmma: it is Hopper's (sm_90a)"),
+    (LAYER, replace(WGMMA, row_warps=6), "row_warps must be a multiple of 4; got 6"),
+    (LAYER, replace(WGMMA, row_warps=64), "a block has 15 named barriers, one a warpgroup; 128 warps are 32 warpgroups"),
+    (LAYER, replace(WGMMA, warp_blocks=4), "warp_blocks must be 1 or 2; got 4"),
+    (LAYER, replace(WGMMA, tokens=40), "tokens must be one of 8, 16, 24, 32, 48, 64; got 40"),
+    (LAYER, replace(WGMMA, tokens=4), "tokens must be one of 8, 16, 24, 32, 48, 64; got 4"),
+    (LAYER, replace(WGMMA, tokens=64, stages=1), "partial sums of 64 tokens do not fit the ring of 1 stages"),
+    (LAYER, replace(WGMMA, token_warps=2), "stream_wgmma has no token warps"),
+    (problem_of("uint4zf_g128", 512, 1024, arch("sm_90a")), WGMMA, "float zero points need sums of x"),
     (LAYER, replace(TILE, k_warps=2), "tile_mma does not cut k"),
     (LAYER, replace(TILE, split=2), "tile_mma does not cut k"),
     (LAYER, replace(TILE, row_warps=3), "the rows of a tile must divide 128; got 96"),
@@ -230,6 +240,7 @@ def test_a_bad_plan_is_refused_with_its_reason_and_never_generated(problem: Prob
 def test_the_plans_that_the_bad_ones_were_made_of_are_legal(plan: Plan) -> None:
     assert illegal(LAYER, plan) == illegal(NARROW, plan) == ()
     assert generate(LAYER, plan).arch == "sm_90a"
+    assert illegal(LAYER, WGMMA) == ()
 
 
 def written_reasons() -> list[str]:
