@@ -300,8 +300,8 @@ def test_layers_on_a_gpu_are_refused_at_construction(monkeypatch: pytest.MonkeyP
         kernels = {"get": lambda self, source, compiler=None: source.text.count("kTokens = 8;") or None}
         monkeypatch.setattr(Cache, "get", kernels["get"])
         frozen.check_compiler()  # one bucket is enough
-        with pytest.raises(lowbit.Unsupported, match="nf4"):
-            gemm.runner(lowbit.WeightSpec.parse("nf4"), 48, 256, "bf16", "bf16", 0)
+        with pytest.raises(lowbit.Unsupported, match="multiples of 16"):
+            gemm.runner(lowbit.WeightSpec.parse("int4_g40"), 48, 256, "bf16", "bf16", 0)
     finally:
         gemm.device_arch.cache_clear()
         gemm.runner.cache_clear()

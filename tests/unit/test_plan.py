@@ -96,7 +96,8 @@ def test_legal_plans_have_sound_maps_of_shared_memory() -> None:
     [
         ("int4_g128", "bf16", "sm_75", "bf16 products need sm_80"),
         ("int4_g128", "fp64", "sm_90a", "act must be one of"),
-        ("nf4", "bf16", "sm_100a", "no kernel looks up codebooks yet; nf4 has one"),
+        ("big(-70000.0,1.0)_g32", "fp16", "sm_100a", "big reaches 70000, beyond fp16's 65504: use act='bf16'"),
+        ("huge(-1.0,3.4e38)_g32", "bf16", "sm_90a", "beyond bf16's 3.38953e+38: divide its values, multiply the scales"),
         ("fp8_e6m1", "fp16", "sm_75", "beyond fp16's 65504"),
         ("fp7_e5m1", "fp16", "sm_90a", "fp7_e5m1 reaches 98304"),
         ("int4_g128_ao", "bf16", "sm_90a", "natural order"),
@@ -230,6 +231,13 @@ def test_a_bad_plan_is_refused_with_its_reason_and_never_generated(problem: Prob
 def test_the_plans_that_the_bad_ones_were_made_of_are_legal(plan: Plan) -> None:
     assert illegal(LAYER, plan) == illegal(NARROW, plan) == ()
     assert generate(LAYER, plan).arch == "sm_90a"
+
+
+def test_a_codebook_is_spelled_out_in_the_type_of_the_operands() -> None:
+    spec = WeightSpec.parse("cb(-1.0,0.0,1.00390625,0.1)_g32")  # the third lies between two numbers of bf16: ties to even
+    for act, patterns in (("bf16", "0xbf80, 0x0000, 0x3f80, 0x3dcd"), ("fp16", "0xbc00, 0x0000, 0x3c04, 0x2e66")):
+        text = generate(replace(LAYER, spec=spec, act=act), STREAM).text
+        assert f"using Value = lowbit::Codebook<2, {patterns}>;" in text
 
 
 def written_reasons() -> list[str]:
