@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lowbit.arch import Arch
 from lowbit.dtypes import DType, dtype
-from lowbit.errors import Unsupported
+from lowbit.errors import BadInput, Unsupported
 from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
@@ -29,6 +29,10 @@ class Problem:
     n: int
     k: int
     arch: Arch
+
+    def __post_init__(self) -> None:
+        if self.spec.act_order:
+            raise BadInput(f"kernels compute groups in natural order, {self.spec} has others: use problem_of(layout, ...)")
 
     @property
     def operand_bits(self) -> int:
@@ -50,11 +54,7 @@ def unsupported(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:
     if act in ACTIVATIONS and (largest := max(spec.value.max, -spec.value.min)) > (limit := dtype(act).max):
         remedy = "use act='bf16'" if largest <= dtype("bf16").max else "divide its values, multiply the scales"
         reasons.append(f"{spec.value.name} reaches {largest:g}, beyond {act}'s {limit:g}: {remedy}")
-    if spec.act_order:
-        reasons.append(
-            f"kernels need groups in natural order; {spec} has a group index per k: quantise without act-order"
-        )
-    if spec.k % 16:
+    if spec.k % 16 and not spec.act_order:  # which is packed in steps that suit
         reasons.append(f"group sizes must be multiples of 16; {spec} has {spec.k}")
     return tuple(reasons)
 

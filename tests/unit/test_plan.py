@@ -100,7 +100,6 @@ def test_legal_plans_have_sound_maps_of_shared_memory() -> None:
         ("huge(-1.0,3.4e38)_g32", "bf16", "sm_90a", "beyond bf16's 3.38953e+38: divide its values, multiply the scales"),
         ("fp8_e6m1", "fp16", "sm_75", "beyond fp16's 65504"),
         ("fp7_e5m1", "fp16", "sm_90a", "fp7_e5m1 reaches 98304"),
-        ("int4_g128_ao", "bf16", "sm_90a", "natural order"),
         ("int4_g8", "bf16", "sm_90a", "multiples of 16"),
     ],
 )
@@ -231,6 +230,12 @@ def test_a_bad_plan_is_refused_with_its_reason_and_never_generated(problem: Prob
 def test_the_plans_that_the_bad_ones_were_made_of_are_legal(plan: Plan) -> None:
     assert illegal(LAYER, plan) == illegal(NARROW, plan) == ()
     assert generate(LAYER, plan).arch == "sm_90a"
+
+
+def test_act_order_is_supported_but_no_problem_of_a_kernel() -> None:
+    assert unsupported(WeightSpec.parse("int4_g40_ao"), "bf16", arch("sm_90a")) == ()
+    with pytest.raises(BadInput, match="natural order, int4_g128_ao has others: use problem_of"):
+        replace(LAYER, spec=WeightSpec.parse("int4_g128_ao"))
 
 
 def test_a_codebook_is_spelled_out_in_the_type_of_the_operands() -> None:
