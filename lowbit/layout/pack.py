@@ -52,7 +52,7 @@ class Layout:
         if self.n < 1 or self.k < 1:
             raise BadInput(f"a layout needs n >= 1 and k >= 1; got {self.n}x{self.k}")
         if not self.packed_k and not self.order_step:
-            packed = (self.k, 0) if not self.spec.act_order else _fewest_bytes(self, _full_groups(self.k, self.spec.k))
+            packed = (self.k, 0) if not self.spec.act_order else _order_size(self, _full_groups(self.k, self.spec.k))
             object.__setattr__(self, "packed_k", packed[0])
             object.__setattr__(self, "order_step", packed[1])
         if self.spec.act_order and (
@@ -81,7 +81,7 @@ class Layout:
         if qw.experts is not None:
             raise Unsupported([f"act-order is packed one weight at a time; this one has {qw.experts} experts: pack each alone"])
         counts = torch.bincount(qw.g_idx[0], minlength=qw.scales.shape[2]).tolist()
-        return cls(qw.spec, qw.n, qw.k, operand_bits, *_fewest_bytes(cls(qw.spec, qw.n, qw.k, operand_bits), counts))
+        return cls(qw.spec, qw.n, qw.k, operand_bits, *_order_size(cls(qw.spec, qw.n, qw.k, operand_bits), counts))
 
     @cached_property
     def natural(self) -> Layout:
@@ -246,7 +246,7 @@ def unpack(packed: PackedWeight) -> QuantWeight:
     if packed.perm is not None and packed.groups is not None:
         check_order(layout, packed.perm, packed.groups)
         groups = packed.groups
-    firsts = torch.searchsorted(groups, torch.arange(int(groups[-1]) + 1, device=groups.device))
+    firsts = torch.searchsorted(groups, torch.arange(int(groups[-1]) + 1, dtype=groups.dtype, device=groups.device))
     codes, scales, zeros = [], [], []
     for expert in range(e):
         units = _row_major(layout, packed.units[expert])
@@ -390,8 +390,14 @@ def _full_groups(k: int, size: int) -> list[int]:
     return [min(size, k - start) for start in range(0, k, size)]
 
 
-def _fewest_bytes(layout: Layout, counts: list[int]) -> tuple[int, int]:
-    """(columns stored, step) for groups of so many columns: short steps pad less, long ones repeat fewer scales."""
+def _order_size(layout: Layout, counts: list[int]) -> tuple[int, int]:
+    """(columns stored, step) for groups of so many columns: no padding if all are full, which saves a copy of x, else the fewest bytes.
+
+    Short steps pad less, long ones repeat fewer scales.
+    """
+    natural = math.gcd(layout.spec.k, UNIT_K)
+    if natural in ORDER_STEPS and all(count == layout.spec.k for count in counts):
+        return layout.k, natural
     found = []
     for step in ORDER_STEPS:
         columns = sum(step * max(1, -(-count // step)) for count in counts)  # one step keeps the scale of a group without columns

@@ -83,6 +83,31 @@ def test_every_row_and_group_has_its_own_scale() -> None:
         assert torch.equal(layer(x), want)
 
 
+@pytest.mark.parametrize("name", ["int4_g128_ao", "int4z_g64_ao", "uint4zf_g32_ao"])
+def test_act_order_of_any_slice(name: str) -> None:
+    spec, random = lowbit.WeightSpec.parse(name), torch.Generator("cuda").manual_seed(3)
+    n, k = 272, 1000
+    whole = lowbit.quantize(torch.randn(n, 2 * k, generator=random, device="cuda"), name)
+    shuffled = whole.g_idx[0][torch.randperm(2 * k, generator=random, device="cuda")]
+    for columns in (slice(0, 2 * k), slice(0, k), slice(k - 1, 2 * k)):
+        codes = whole.code_values(0)[:, columns].contiguous()
+        zeros = None if whole.zeros is None else whole.zeros[0]
+        qw = lowbit.QuantWeight.from_values(spec, codes, whole.scales[0], zeros=zeros, g_idx=shuffled[columns].contiguous())
+        layer, w = lowbit.Linear(qw), qw.dequantize()
+        assert torch.equal(layer.quant_weight().dequantize(), w)
+        assert torch.equal(lowbit.pack(qw.to("cpu")).units, layer.units.cpu())
+        for m in (1, 8, 33, 130):
+            x = tokens(m, qw.k, "bf16")
+            assert_right(layer(x), x, w)
+    x = tokens(8, qw.k, "bf16")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    x.copy_(tokens(8, qw.k, "bf16", 2))
+    graph.replay()
+    assert_right(y, x, w)
+
+
 def test_same_bits_two_thousand_times() -> None:
     for n, k, m in ((1040, 1024, 8), (4096, 512, 16), (4096, 4096, 16), (512, 4096, 1), (2048, 2048, 33), (1024, 1024, 130)):
         layer, _, _ = make("int4_g128", n, k, "bf16")

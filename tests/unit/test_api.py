@@ -40,6 +40,13 @@ def test_supported_format_gives_no_reasons() -> None:
     assert lowbit.supports(lowbit.WeightSpec.parse("mxfp4"), act="fp16", arch=arch("sm_75")) == ()
 
 
+def test_act_order_is_explained_as_what_kernels_see() -> None:
+    assert lowbit.supports("int4_g40_ao", "bf16", "sm_90a") == ()
+    layer = linear("int4_g96_ao", n=64, k=192)
+    explained = lowbit.explain(layer, m=1, arch="sm_90a", compiled=False)
+    assert (str(explained.problem.spec), explained.problem.k) == ("int4_g32", 192)
+
+
 def test_every_reason_is_given_with_a_remedy() -> None:
     reasons = lowbit.supports("huge(1.0,3.4e38)_g40", "bf16", "sm_75")
     assert len(reasons) == 3  # no bf16, a value beyond it, a group of 40

@@ -167,7 +167,7 @@ def test_act_order_is_copied_saved_and_loaded(tmp_path: Any) -> None:
             empty.load_state_dict({**state, name: state[name] + 1})
         assert not empty.units.any()
     for tag in ("int4", torch.zeros(3), layer.tag[:-1]):
-        with pytest.raises(lowbit.BadInput, match="a layout's tag reads|steps of"):
+        with pytest.raises(lowbit.BadInput, match=r"a layout's tag reads|steps of"):
             lowbit.Linear.like(tag)
 
 

@@ -204,6 +204,8 @@ def test_full_groups_need_no_padding_and_others_the_fewest_bytes() -> None:
         assert layout.tag == f"lowbit1:int4_g{size}_ao:64x768:a16:k768s{step}"
     layout = Layout(spec("int4_g40_ao"), 64, 4000)  # 48 columns for 40 cost less than 64
     assert (layout.packed_k, layout.order_step) == (4800, 16)
+    layout = Layout(spec("int4_g96_ao"), 64, 192)  # though padding to 256 columns would take fewer bytes
+    assert (layout.packed_k, layout.order_step) == (192, 32)
     g_idx = torch.cat([torch.full((count,), group) for group, count in enumerate((40, 88, 7, 121))]).int()[None]
     layout = Layout.of(random_weight("int4_g64_ao", 16, 256, g_idx=g_idx))
     assert layout.packed_k == sum(-(-count // layout.order_step) * layout.order_step for count in (40, 88, 7, 121))
