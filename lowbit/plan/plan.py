@@ -184,9 +184,9 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         "int": 3 * plan.warp_blocks,
         "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
     }[problem.spec.zero]
-    tables = {"codebook": 8}.get(problem.spec.value.kind, 0)  # bytes of 16 entries
     planes = 4 * (len(layout.planes) - 1) * plan.warp_blocks  # words of further planes, codes put together from them
-    return 4 * tiles * sums + zeros + tables + planes + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
+    planes += 8 if problem.spec.value.kind == "codebook" else 0  # the bytes of 16 entries
+    return 4 * tiles * sums + zeros + planes + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
 def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
