@@ -223,7 +223,7 @@ def warmup(
     found = warmup_problems(problems, max_m, progress, directory)
     if not archs and directory is None:
         for layer in layers:
-            layout = layer.layout
+            layout = layer.layout.natural
             runner(layout.spec, layout.n, layout.k, layer.act, layer.out, layer.units.device.index).warm(max_m)
     return found
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
+from torch import Tensor
 
 from lowbit.arch import Arch
-from lowbit.dtypes import DType
-from lowbit.errors import Unsupported
+from lowbit.dtypes import DType, dtype
+from lowbit.errors import BadInput, Unsupported
 from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
 OUTPUTS = ("bf16", "fp16")
-FP16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Problem:
     n: int
     k: int
     arch: Arch
+
+    def __post_init__(self) -> None:
+        if self.spec.act_order:
+            raise BadInput(f"kernels compute groups in natural order, {self.spec} has others: use problem_of(layout, ...)")
 
     @property
     def operand_bits(self) -> int:
@@ -67,17 +71,17 @@ def unsupported(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:
         reasons.append(f"act must be one of {', '.join(ACTIVATIONS)}; got {act!r}")
     if act == "bf16" and not arch.bf16:
         reasons.append(f"bf16 products need sm_80 or newer; {arch.name} has none: use act='fp16'")
-    if spec.value.kind == "codebook":
-        reasons.append(f"no kernel looks up codebooks yet; {spec} has one: quantise to integers or floats")
-    elif act == "fp16" and spec.value.max > FP16_MAX:
-        reasons.append(f"{spec.value.name} reaches {spec.value.max:g}, beyond fp16's {FP16_MAX:g}: use act='bf16'")
-    if spec.act_order:
-        reasons.append(
-            f"kernels need groups in natural order; {spec} has a group index per k: quantise without act-order"
-        )
-    if spec.k % 16:
+    if act in ACTIVATIONS and (largest := max(spec.value.max, -spec.value.min)) > (limit := dtype(act).max):
+        remedy = "use act='bf16'" if largest <= dtype("bf16").max else "divide its values, multiply the scales"
+        reasons.append(f"{spec.value.name} reaches {largest:g}, beyond {act}'s {limit:g}: {remedy}")
+    if spec.k % 16 and not spec.act_order:  # which is packed in steps that suit
         reasons.append(f"group sizes must be multiples of 16; {spec} has {spec.k}")
     return tuple(reasons)
+
+
+def rounded_codebook(value: DType, act: str) -> Tensor:
+    """The entries of a codebook as kernels multiply them: float32 rounded to the nearest of the operands' type, in that type."""
+    return dtype(act).encode(torch.tensor(value.codebook))
 
 
 def check(spec: WeightSpec, act: str, arch: Arch) -> None:

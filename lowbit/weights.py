@@ -169,7 +169,8 @@ class QuantWeight:
       scales  `spec.scale.storage` (E, R, G)
       zeros   for zero points only: int16 within the range of the value format, or float32, (E, R, G)
       scale2  for a second level only: float32 (E,) per tensor or (E, N) per channel
-      g_idx   for act_order only: int32 (E, K), the group of each column
+      g_idx   for act_order only: int32 (E, K), the group of each column. G is then whatever `scales` has, so that a slice
+              of columns keeps the scales of all groups; a group may have any number of columns, also none
     Raises BadType or BadInput at construction for a tensor that is missing, not called for, or has a wrong dtype, shape
     or device; for scales, zero points and codes that are not finite numbers; for indices out of range.
     """
@@ -293,7 +294,10 @@ class QuantWeight:
                 yield field.name, value
 
     def _check_tensors(self) -> None:
-        e, per_group = self.num_experts, (self.num_experts, *self.spec.scale_shape(self.n, self.k))
+        e, (rows, groups) = self.num_experts, self.spec.scale_shape(self.n, self.k)
+        if self.spec.act_order and isinstance(self.scales, Tensor) and self.scales.ndim == 3:
+            groups = max(1, self.scales.shape[2])
+        per_group = (e, rows, groups)
         words = num_words(self.k, self.spec.value.bits)
         expected: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "codes": (torch.int32, (e, self.n, words)),

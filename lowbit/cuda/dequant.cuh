@@ -100,6 +100,48 @@ template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, F
     }
 };
 
+// Codebooks. Entries come as operand patterns, cut into their low and their high bytes; one PRMT looks four codes up in eight bytes, so
+// 16 entries take two and a choice by the codes' top bits. c_i, d_i: the codes of elements 0 and 1 of register i.
+//
+//     word            d3 d2 d1 d0 c3 c2 c1 c0     a nibble each, without the top bit where there are 16 entries
+//     sel[0]                      d1 d0 c1 c0     bytes 0 and 2: two whole registers in the 16 bits that PRMT reads;  sel[1]: 1 and 3
+//     low, high       d1 | d0 | c1 | c0           a byte each, by sel[0]
+//     a[0]            high d0 | low d0 | high c0 | low c0
+//
+// Eight codes of 4 bits: 1 to mask, 2 to cut, 8 to look up, 3 for masks of the top bits (a PRMT repeats a byte's), 4 to choose, 4 to put
+// together: 22 operations, where int4 takes 9. Up to 8 entries: 2 + 4 + 4, and 4 (2 bits) to 10 (3 bits) to make a word of nibbles.
+template <int kBits_, u16... kEntries> struct Codebook {
+    static constexpr int kBits = kBits_, kOffset = 0;
+    HW_FN static constexpr u32 bytes(int first, int shift) {  // of entries first .. first + 3: bits shift .. shift + 7
+        constexpr u16 entries[16] = {kEntries...};
+        u32 r = 0;
+        for (int i = 0; i < 4; ++i) r |= (static_cast<u32>(entries[first + i]) >> shift & 0xff) << 8 * i;
+        return r;
+    }
+};
+template <class Operand, int kBits, u16... kEntries> struct Convert<Operand, Codebook<kBits, kEntries...>> {
+    static constexpr float kFactor = 1.0f;
+    HW_FN static constexpr u32 fixed_offset() { return kMinusZero; }
+    HW_FN static u32 offset(u32) { return kMinusZero; }
+    template <int kShift> HW_FN static u32 look_up(u32 sel, u32 top) {
+        using Table = Codebook<kBits, kEntries...>;
+        constexpr u32 k0 = Table::bytes(0, kShift), k4 = Table::bytes(4, kShift), k8 = Table::bytes(8, kShift), k12 = Table::bytes(12, kShift);
+        const u32 r = prmt(k0, k4, sel);
+        if constexpr (kBits < 4) return r;
+        return (prmt(k8, k12, sel) & top) | (r & ~top);
+    }
+    HW_FN static void step(u32 (&a)[4], const Codes<kBits>& codes, int s, const u32 (&)[2]) {
+        const u32 word = codes.at(s, 0, 0) | codes.at(s, 1, 4) | codes.at(s, 2, 8) | codes.at(s, 3, 12), left = word << 4;
+        const u32 index = kBits < 4 ? word : word & 0x77777777;
+        HW_UNROLL for (int pair = 0; pair < 2; ++pair) {
+            const u32 sel = prmt(index, 0, pair ? 0x4431 : 0x4420), top = prmt(left, word, pair ? 0xfbd9 : 0xeac8);
+            const u32 low = look_up<0>(sel, top), high = look_up<8>(sel, top);
+            a[2 * pair] = prmt(low, high, 0x6240);
+            a[2 * pair + 1] = prmt(low, high, 0x7351);
+        }
+    }
+};
+
 // ---- scales: a lane's own, packed into words; value(w, i) is number i -------------------------------------------------------
 struct NoScale { static constexpr int kBytes = 0; };
 struct ScaleF32 {

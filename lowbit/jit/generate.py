@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import torch
+
 from lowbit.dtypes import DType
 from lowbit.errors import Unsupported
 from lowbit.jit.source import Source, gather_headers
 from lowbit.plan.plan import Plan, folds, illegal, layout_of, mover, smem_map
-from lowbit.problem import Problem
+from lowbit.problem import Problem, rounded_codebook
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
@@ -56,7 +58,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
     types = {
         "Operand": _TYPES[problem.act],
         "Out": _TYPES[problem.out],
-        "Value": _value(problem.spec.value),
+        "Value": _value(problem.spec.value, problem.act),
         "Scale": _scale(problem.spec.scale) if layout.grouped else "NoScale",
     }
     lines += [f"    using {name} = lowbit::{value};" for name, value in types.items()]
@@ -87,10 +89,13 @@ def generate(problem: Problem, plan: Plan) -> Source:
     )
 
 
-def _value(value: DType) -> str:
-    """The C++ name of a value format in dequant.cuh."""
+def _value(value: DType, act: str) -> str:
+    """The C++ name of a value format in dequant.cuh; codebooks spell out their entries, rounded to the operands' type."""
     if value.is_int:
         return f"{'Int' if value.kind == 'int' else 'Uint'}<{value.bits}>"
+    if value.kind == "codebook":
+        patterns = rounded_codebook(value, act).view(torch.int16).tolist()
+        return f"Codebook<{value.bits}, {', '.join(f'{pattern & 0xFFFF:#06x}' for pattern in patterns)}>"
     return f"Float<{value.exponent}, {value.mantissa}>"
 
 

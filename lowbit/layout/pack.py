@@ -6,13 +6,17 @@ Rows come in blocks of 16, k in blocks of 128; one (row block, k block) is a *un
 then the group scales and zero points of its rows, so that one contiguous copy brings everything a warp needs. Eight row blocks
 (128 rows) form a panel; a panel stores its units k block by k block: [panel][k block][row block][unit]. The last panel holds only
 the row blocks that exist. Bit drawings: docs/FORMATS.md.
+
+Act-order is undone here: columns are sorted by group, each group is padded to whole steps, and what is stored is a weight of natural
+order and `packed_k` columns, which kernels multiply with x in the same order (`PackedWeight.perm`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import EllipsisType
 
 import torch
@@ -24,39 +28,76 @@ from lowbit.weights import QuantWeight, WeightSpec
 PANEL_BLOCKS = 8
 VERSION = 1  # part of the tag: raise it whenever the meaning of the bytes changes
 LANES = 32
+ORDER_STEPS = (128, 64, 32, 16)  # k that share a scale in packed act-order weights: what every kernel takes
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the weights of one layer lie in memory: a pure function of (spec, n, k, operand width)."""
+    """How the weights of one layer lie in memory: a pure function of (spec, n, k, operand width).
+
+    Act-order adds two numbers: the columns that are stored, groups padded to whole steps, and the step, one of ORDER_STEPS. Left out,
+    they are those of groups of spec.k columns, as quantisation makes them.
+    """
 
     spec: WeightSpec
     n: int
     k: int
     operand_bits: int = 16
+    packed_k: int = 0  # k without act-order
+    order_step: int = 0  # 0 without act-order
 
     def __post_init__(self) -> None:
         if self.operand_bits not in (8, 16):
             raise BadInput(f"operand_bits must be 8 or 16; got {self.operand_bits}")
         if self.n < 1 or self.k < 1:
             raise BadInput(f"a layout needs n >= 1 and k >= 1; got {self.n}x{self.k}")
-        if self.spec.act_order:
-            raise Unsupported([f"packing needs groups in natural order; {self.spec} has a group index per k"])
+        if not self.packed_k and not self.order_step:
+            packed = (self.k, 0) if not self.spec.act_order else _order_size(self, _full_groups(self.k, self.spec.k))
+            object.__setattr__(self, "packed_k", packed[0])
+            object.__setattr__(self, "order_step", packed[1])
+        if self.spec.act_order and (
+            self.order_step not in ORDER_STEPS or self.packed_k < self.k or self.packed_k % self.order_step
+        ):
+            raise BadInput(
+                f"act-order is packed in steps of {', '.join(map(str, ORDER_STEPS))} that hold all {self.k} columns; "
+                f"got {self.packed_k} columns in steps of {self.order_step}"
+            )
+        if not self.spec.act_order and (self.packed_k, self.order_step) != (self.k, 0):
+            raise BadInput(f"{self.spec} is packed in natural order; got {self.packed_k} columns in steps of {self.order_step}")
         if self.grouped and self.step < 1:
             raise Unsupported([f"group sizes must be multiples of 8; {self.spec} has {self.spec.k}"])
 
     @property
     def tag(self) -> str:
         """Identifies the meaning of the bytes; an op refuses a buffer with another tag."""
-        return f"lowbit{VERSION}:{self.spec}:{self.n}x{self.k}:a{self.operand_bits}"
+        order = f":k{self.packed_k}s{self.order_step}" if self.spec.act_order else ""
+        return f"lowbit{VERSION}:{self.spec}:{self.n}x{self.k}:a{self.operand_bits}{order}"
+
+    @classmethod
+    def of(cls, qw: QuantWeight, operand_bits: int = 16) -> Layout:
+        """The layout that `pack` gives a weight."""
+        if qw.g_idx is None:
+            return cls(qw.spec, qw.n, qw.k, operand_bits)
+        if qw.experts is not None:
+            raise Unsupported([f"act-order is packed one weight at a time; this one has {qw.experts} experts: pack each alone"])
+        counts = torch.bincount(qw.g_idx[0], minlength=qw.scales.shape[2]).tolist()
+        return cls(qw.spec, qw.n, qw.k, operand_bits, *_order_size(cls(qw.spec, qw.n, qw.k, operand_bits), counts))
+
+    @cached_property
+    def natural(self) -> Layout:
+        """What kernels see: itself, or with act-order the layout of the sorted and padded columns, which has the same bytes."""
+        if not self.spec.act_order:
+            return self
+        spec = replace(self.spec, k=self.order_step, act_order=False)
+        return Layout(spec, self.n, self.packed_k, self.operand_bits)
 
     @classmethod
     def parse(cls, tag: str) -> Layout:
         """The layout whose tag this is. Raises BadInput for any other text."""
-        found = re.fullmatch(r"lowbit(\d+):(.+):(\d{1,10})x(\d{1,10}):a(8|16)", tag, re.ASCII)
+        found = re.fullmatch(r"lowbit(\d+):(.+):(\d{1,10})x(\d{1,10}):a(8|16)(?::k(\d{1,10})s(\d{1,3}))?", tag, re.ASCII)
         if found is None or int(found[1]) != VERSION:
-            raise BadInput(f"a layout's tag reads lowbit{VERSION}:<spec>:<n>x<k>:a<operand bits>; got {tag!r}")
-        layout = cls(WeightSpec.parse(found[2]), int(found[3]), int(found[4]), int(found[5]))
+            raise BadInput(f"a layout's tag reads lowbit{VERSION}:<spec>:<n>x<k>:a<operand bits>[:k<columns>s<step>]; got {tag!r}")
+        layout = cls(WeightSpec.parse(found[2]), *(int(number or 0) for number in found.groups()[2:]))
         if layout.tag != tag:
             raise BadInput(f"the tag {tag!r} is not how this version writes that layout, {layout.tag!r}")
         return layout
@@ -71,7 +112,7 @@ class Layout:
 
     @property
     def k_blocks(self) -> int:
-        return -(-self.k // UNIT_K)
+        return -(-self.packed_k // UNIT_K)
 
     @property
     def planes(self) -> tuple[int, ...]:
@@ -87,7 +128,7 @@ class Layout:
     @property
     def step(self) -> int:
         """k values that share a scale inside a unit: the largest divisor of both the group and the unit; 0 without group scales."""
-        return math.gcd(self.spec.k, UNIT_K) // 8 * 8 if self.grouped else 0
+        return self.order_step or (math.gcd(self.spec.k, UNIT_K) // 8 * 8 if self.grouped else 0)
 
     @property
     def steps(self) -> int:
@@ -124,16 +165,22 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """`units` uint8 (E, expert_bytes) and, where layout.has_channel, `channel` float32 (E, n): scale or second-level scale per row."""
+    """`units` uint8 (E, expert_bytes) and, where layout.has_channel, `channel` float32 (E, n): scale or second-level scale per row.
+
+    With act-order: `perm` int32 (packed_k,), the column of the weight that each stored column is, k for padding; `groups` int32
+    (packed_k / step,), the group of each step.
+    """
 
     layout: Layout
     experts: int | None
     units: torch.Tensor
     channel: torch.Tensor | None
-    name: str = field(init=False)  # of the spec, as traced code needs it
+    perm: torch.Tensor | None = None
+    groups: torch.Tensor | None = None
+    name: str = field(init=False)  # of the spec that kernels see, as traced code needs it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", str(self.layout.spec))
+        object.__setattr__(self, "name", str(self.layout.natural.spec))
         e = self.experts or 1
         if self.units.dtype != torch.uint8 or tuple(self.units.shape) != (e, self.layout.expert_bytes):
             raise BadInput(
@@ -148,6 +195,12 @@ class PackedWeight:
             raise BadInput(
                 f"channel scales must be float32 {(e, self.layout.n)}; got {self.channel.dtype} {tuple(self.channel.shape)}"
             )
+        columns, step = self.layout.packed_k, self.layout.order_step
+        for name, t, size in (("perm", self.perm, columns), ("groups", self.groups, columns // (step or 1))):
+            if (t is not None) != self.layout.spec.act_order:
+                raise BadInput(f"{self.layout.tag} {'needs' if t is None else 'has no'} {name}")
+            if t is not None and (t.dtype != torch.int32 or tuple(t.shape) != (size,)):
+                raise BadInput(f"{name} must be int32 {(size,)} for {self.layout.tag}; got {t.dtype} {tuple(t.shape)}")
 
 
 def tag_text(tag: object) -> str | None:
@@ -168,7 +221,9 @@ def pack(qw: QuantWeight, operand_bits: int = 16) -> PackedWeight:
     """QuantWeight -> PackedWeight on the same device; peak memory is the result plus one chunk of 1024 rows. Raises BadType."""
     if not isinstance(qw, QuantWeight):
         raise BadType(f"pack takes a QuantWeight, as lowbit.quantize returns; got {type(qw).__name__}")
-    layout = Layout(qw.spec, qw.n, qw.k, operand_bits)
+    layout = Layout.of(qw, operand_bits)
+    perm, groups = (None, _natural_groups(layout)) if qw.g_idx is None else _order(layout, qw.g_idx[0], qw.scales.shape[2])
+    groups = groups.to(qw.device)
     e = qw.experts or 1
     units = torch.empty((e, layout.expert_bytes), dtype=torch.uint8, device=qw.codes.device)
     chunk = PANEL_BLOCKS * UNIT_ROWS * 8
@@ -176,9 +231,9 @@ def pack(qw: QuantWeight, operand_bits: int = 16) -> PackedWeight:
         for row in range(0, qw.n, chunk):
             rows = slice(row, min(row + chunk, qw.n))
             start = row // UNIT_ROWS * layout.k_blocks * layout.unit_bytes
-            block = _pack_rows(layout, qw, expert, rows)
+            block = _pack_rows(layout, qw, expert, rows, perm, groups)
             units[expert, start : start + block.numel()] = block.view(-1)
-    return PackedWeight(layout, qw.experts, units, _channel(layout, qw))
+    return PackedWeight(layout, qw.experts, units, _channel(layout, qw), perm, None if perm is None else groups)
 
 
 def unpack(packed: PackedWeight) -> QuantWeight:
@@ -187,17 +242,22 @@ def unpack(packed: PackedWeight) -> QuantWeight:
         raise BadType(f"unpack takes a PackedWeight, as lowbit.pack returns; got {type(packed).__name__}")
     layout, spec = packed.layout, packed.layout.spec
     e = packed.experts or 1
+    groups = _natural_groups(layout).to(packed.units.device)
+    if packed.perm is not None and packed.groups is not None:
+        check_order(layout, packed.perm, packed.groups)
+        groups = packed.groups
+    firsts = torch.searchsorted(groups, torch.arange(int(groups[-1]) + 1, dtype=groups.dtype, device=groups.device))
     codes, scales, zeros = [], [], []
     for expert in range(e):
         units = _row_major(layout, packed.units[expert])
-        values = _merge_planes(layout, units[..., : layout.code_bytes])[: layout.n, : layout.k]
+        values = _merge_planes(layout, units[..., : layout.code_bytes])[: layout.n, : layout.packed_k]
         codes.append(stored_codes(spec, values))
         side = units[..., layout.code_bytes :]
         if layout.grouped:
-            scales.append(_collect(layout, side[..., : layout.scale_bytes], spec.scale.storage))
+            scales.append(_collect(layout, side[..., : layout.scale_bytes], spec.scale.storage, firsts))
         if spec.zero != "none":
             dtype = torch.float32 if spec.zero == "float" else torch.int8 if spec.value.kind == "int" else torch.uint8
-            zeros.append(_collect(layout, side[..., layout.scale_bytes :], dtype))
+            zeros.append(_collect(layout, side[..., layout.scale_bytes :], dtype, firsts))
     channel = packed.channel
     if layout.grouped:
         scale, scale2 = torch.stack(scales), None
@@ -211,21 +271,30 @@ def unpack(packed: PackedWeight) -> QuantWeight:
     zero = None if not zeros else torch.stack(zeros)
     if zero is not None and spec.zero == "int":
         zero = zero.to(torch.int16)
-    return QuantWeight.from_values(spec, torch.stack(codes), scale, zeros=zero, scale2=scale2, experts=packed.experts)
+    values, g_idx = torch.stack(codes), None
+    if packed.perm is not None:
+        there = (packed.perm < layout.k).nonzero()[:, 0]  # perm[there] is every column once
+        place = torch.empty_like(there).scatter_(0, packed.perm[there].long(), there)
+        values, g_idx = values[..., place], groups[place // layout.step].unsqueeze(0)
+    return QuantWeight.from_values(spec, values, scale, zeros=zero, scale2=scale2, g_idx=g_idx, experts=packed.experts)
 
 
 # ---- codes ----------------------------------------------------------------------------------------------------------------------
 
 
-def _pack_rows(layout: Layout, qw: QuantWeight, expert: int, rows: slice) -> torch.Tensor:
+def _pack_rows(
+    layout: Layout, qw: QuantWeight, expert: int, rows: slice, perm: torch.Tensor | None, groups: torch.Tensor
+) -> torch.Tensor:
     """Units of whole panels of rows (the last one may be short), in storage order."""
     values = stored_codes(layout.spec, qw.code_values(expert, rows))
     zero_code = int(stored_codes(layout.spec, layout.spec.value.encode(torch.zeros(1)).to(torch.uint8)).item())
+    if perm is not None:
+        values = _pad(values, values.shape[0], layout.k + 1, zero_code).index_select(1, perm)
     blocks = -(-values.shape[0] // UNIT_ROWS)
     padded = _pad(values, blocks * UNIT_ROWS, layout.k_blocks * UNIT_K, zero_code)
     parts = [_split_planes(layout, padded)]
     if layout.grouped:
-        parts.append(_spread(layout, qw.scales[expert], rows, blocks))
+        parts.append(_spread(layout, qw.scales[expert], rows, blocks, groups))
     if layout.spec.zero != "none" and qw.zeros is not None:
         dtype = (
             torch.float32
@@ -234,7 +303,7 @@ def _pack_rows(layout: Layout, qw: QuantWeight, expert: int, rows: slice) -> tor
             if layout.spec.value.kind == "int"
             else torch.uint8
         )
-        parts.append(_spread(layout, qw.zeros[expert].to(dtype), rows, blocks))
+        parts.append(_spread(layout, qw.zeros[expert].to(dtype), rows, blocks, groups))
     return _panels(torch.cat(parts, -1))
 
 
@@ -313,29 +382,81 @@ def _merge_planes(layout: Layout, data: torch.Tensor) -> torch.Tensor:
     return fragments.join(view)
 
 
+# ---- the order of columns -------------------------------------------------------------------------------------------------------
+
+
+def _full_groups(k: int, size: int) -> list[int]:
+    """The columns of each group where all are full but perhaps the last."""
+    return [min(size, k - start) for start in range(0, k, size)]
+
+
+def _order_size(layout: Layout, counts: list[int]) -> tuple[int, int]:
+    """(columns stored, step) for groups of so many columns: no padding if all are full, which saves a copy of x, else the fewest bytes.
+
+    Short steps pad less, long ones repeat fewer scales.
+    """
+    natural = math.gcd(layout.spec.k, UNIT_K)
+    if natural in ORDER_STEPS and all(count == layout.spec.k for count in counts):
+        return layout.k, natural
+    found = []
+    for step in ORDER_STEPS:
+        columns = sum(step * max(1, -(-count // step)) for count in counts)  # one step keeps the scale of a group without columns
+        spec = replace(layout.spec, k=step, act_order=False)
+        found.append((Layout(spec, layout.n, columns, layout.operand_bits).expert_bytes, -step, columns))
+    _, step, columns = min(found)
+    return columns, -step
+
+
+def _natural_groups(layout: Layout) -> torch.Tensor:
+    """int32: the group of each step, of columns in natural order."""
+    return (torch.arange(0, layout.k, layout.step or layout.k) // (layout.spec.k or layout.k)).int()
+
+
+def _order(layout: Layout, g_idx: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """g_idx (K,) -> perm (packed_k,) and the groups of all steps; columns of a group keep their order."""
+    step, counts = layout.order_step, torch.bincount(g_idx, minlength=num_groups)
+    steps = ((counts + step - 1) // step).clamp(min=1)
+    columns = torch.argsort(g_idx, stable=True)
+    sorted_groups = g_idx[columns].long()
+    begin, packed_begin = (sizes.cumsum(0) - sizes for sizes in (counts, steps * step))
+    at = packed_begin[sorted_groups] + torch.arange(layout.k, device=g_idx.device) - begin[sorted_groups]
+    perm = torch.full((layout.packed_k,), layout.k, dtype=torch.int32, device=g_idx.device)
+    perm[at] = columns.int()
+    return perm, torch.arange(num_groups, dtype=torch.int32, device=g_idx.device).repeat_interleave(steps)
+
+
+def check_order(layout: Layout, perm: torch.Tensor, groups: torch.Tensor) -> None:
+    """Raises BadInput unless every column is stored once and groups ascend without a gap."""
+    columns = perm[perm != layout.k].sort().values
+    if not torch.equal(columns, torch.arange(layout.k, dtype=torch.int32, device=perm.device)):
+        raise BadInput(f"perm must hold each of the {layout.k} columns once, and {layout.k} elsewhere: the tensor is damaged")
+    if int(groups[0]) != 0 or bool(((groups.diff() != 0) & (groups.diff() != 1)).any()):
+        raise BadInput("groups must ascend from 0 by 0 or 1 a step: the tensor is damaged")
+
+
 # ---- scales and zero points -----------------------------------------------------------------------------------------------------
 
 
-def _spread(layout: Layout, t: torch.Tensor, rows: slice, blocks: int) -> torch.Tensor:
-    """(row groups, k groups) of one expert -> bytes (blocks, k_blocks, [g][step][row g, row g+8]); padding is zero bytes."""
+def _spread(layout: Layout, t: torch.Tensor, rows: slice, blocks: int, k_index: torch.Tensor) -> torch.Tensor:
+    """(row groups, k groups) of one expert -> bytes (blocks, k_blocks, [g][step][row g, row g+8]); padding is zero bytes.
+
+    k_index: the group of each step.
+    """
     spec = layout.spec
     row_index = torch.arange(rows.start, rows.stop, device=t.device) // (spec.rows or layout.n)
-    starts = torch.arange(0, layout.k, layout.step, device=t.device)
-    k_index = starts // (spec.k or layout.k)
     full = torch.zeros((blocks * UNIT_ROWS, layout.k_blocks * layout.steps), dtype=t.dtype, device=t.device)
     full[: row_index.numel(), : k_index.numel()] = t[row_index][:, k_index]
     view = full.view(blocks, 2, 8, layout.k_blocks, layout.steps).permute(0, 3, 2, 4, 1).contiguous()
     return view.view(torch.uint8).view(blocks, layout.k_blocks, -1)
 
 
-def _collect(layout: Layout, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Inverse of `_spread` over all rows of an expert."""
+def _collect(layout: Layout, data: torch.Tensor, dtype: torch.dtype, firsts: torch.Tensor) -> torch.Tensor:
+    """Inverse of `_spread` over all rows of an expert; firsts: the first step of each group."""
     spec = layout.spec
     view = data.contiguous().view(dtype).view(layout.row_blocks, layout.k_blocks, 8, layout.steps, 2)
     full = view.permute(0, 4, 2, 1, 3).reshape(layout.row_blocks * UNIT_ROWS, -1)
     rows = torch.arange(0, layout.n, spec.rows or layout.n, device=data.device)
-    groups = torch.arange(0, layout.k, spec.k or layout.k, device=data.device) // layout.step
-    return full[rows][:, groups].contiguous()
+    return full[rows][:, firsts].contiguous()
 
 
 def _channel(layout: Layout, qw: QuantWeight) -> torch.Tensor | None:

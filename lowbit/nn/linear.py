@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.errors import BadInput, BadType
-from lowbit.layout.pack import Layout, PackedWeight, pack, tag_text, unpack
+from lowbit.layout.pack import Layout, PackedWeight, check_order, pack, tag_text, unpack
 from lowbit.ops import gemm
 from lowbit.weights import QuantWeight, WeightSpec, spec
 
@@ -22,10 +22,13 @@ class Linear(nn.Module):
 
     qw: a dense QuantWeight (N, K); it is packed on the device where it lies and not kept. bias: float (N,), kept in float32.
     act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16 or torch.float16, default x's.
+    Weights are multiplied exactly, but for codebooks: their values are rounded to the activation type (on the CPU they are not).
     On CUDA tensors it runs the compiled kernels, on CPU tensors the reference. Any number of tokens, including none; inference only.
 
-    The state dict holds `units` (uint8, packed), `channel` and `bias` (float32, where there are any) and `tag` (uint8 text naming the
-    layout); it loads into a Linear of the same layout on any machine, see `Linear.empty`. Casts such as `.half()` leave them alone.
+    The state dict holds `units` (uint8, packed), `channel` and `bias` (float32, where there are any), `tag` (uint8 text naming the
+    layout) and, with act-order, `perm` and `groups` (int32, see PackedWeight); it loads into a Linear of the same layout on any machine,
+    see `Linear.empty` and `Linear.like`. Casts such as `.half()` leave them alone. With act-order each call gathers the columns of x
+    first: one more kernel and a copy.
     Weights may be changed in place at any time (load_state_dict, copy_; after writing through `.data` see `weights_changed`); pointers
     stay, captured graphs see the new weights.
 
@@ -35,6 +38,8 @@ class Linear(nn.Module):
     units: Tensor
     channel: Tensor | None
     bias: Tensor | None
+    perm: Tensor | None
+    groups: Tensor | None
     tag: Tensor
 
     def __init__(
@@ -45,7 +50,7 @@ class Linear(nn.Module):
             raise BadType(f"Linear takes a QuantWeight, as lowbit.quantize returns; got {type(qw).__name__}")
         if qw.experts is not None:
             raise BadInput(f"Linear takes one weight (N, K); got {qw.experts} experts: use one Linear per expert")
-        self._set_up(qw.spec, qw.n, qw.k, act, out_dtype, qw.device)
+        self._set_up(Layout.of(qw), act, out_dtype, qw.device)
         if bias is not None:
             bias = gemm.check_bias(bias, qw.n)
             if bias.device != qw.device:
@@ -54,7 +59,7 @@ class Linear(nn.Module):
                 raise BadInput(f"bias must be finite; got {bias[~torch.isfinite(bias)][0].item()}")
             bias = bias.clone()  # never an alias of the caller's tensor
         packed = pack(qw)
-        self._register(packed.units, packed.channel, bias)
+        self._register(packed.units, packed.channel, bias, packed.perm, packed.groups)
 
     @classmethod
     def empty(
@@ -68,33 +73,62 @@ class Linear(nn.Module):
         out_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> Linear:
-        """A Linear of that layout with zeroed tensors, to load a state dict into."""
+        """A Linear of that layout with zeroed tensors, to load a state dict into.
+
+        With act-order it is the layout of groups that all have the spec's number of columns; for any other see `like`.
+        """
+        return cls.like(Layout(spec(weight_spec), n, k), bias=bias, act=act, out_dtype=out_dtype, device=device)
+
+    @classmethod
+    def like(
+        cls,
+        tag: Tensor | str | Layout,
+        *,
+        bias: bool = False,
+        act: str = "bf16",
+        out_dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Linear:
+        """As `empty`, of the layout that the `tag` of a state dict names. Raises BadInput for anything else."""
+        text = tag if isinstance(tag, str) else tag_text(tag)
+        layout = tag if isinstance(tag, Layout) else Layout.parse(text or "")
         self = cls.__new__(cls)
         nn.Module.__init__(self)
         device = torch.device(device)
-        self._set_up(spec(weight_spec), n, k, act, out_dtype, device)
-        layout = self.layout
-        units = torch.zeros((1, layout.expert_bytes), dtype=torch.uint8, device=device)
-        channel = torch.zeros((1, n), dtype=torch.float32, device=device) if layout.has_channel else None
-        self._register(units, channel, torch.zeros(n, dtype=torch.float32, device=device) if bias else None)
+        self._set_up(layout, act, out_dtype, device)
+
+        def zeros(there: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+            return torch.zeros(shape, dtype=dtype, device=device) if there else None
+
+        order, steps = layout.spec.act_order, layout.packed_k // (layout.order_step or 1)
+        self._register(
+            torch.zeros((1, layout.expert_bytes), dtype=torch.uint8, device=device),
+            zeros(layout.has_channel, 1, layout.n),
+            zeros(bias, layout.n),
+            zeros(order, layout.packed_k, dtype=torch.int32),
+            zeros(order, steps, dtype=torch.int32),
+        )
         return self
 
-    def _set_up(
-        self, weight_spec: WeightSpec, n: int, k: int, act: str, out_dtype: torch.dtype | None, device: torch.device
-    ) -> None:
+    def _set_up(self, layout: Layout, act: str, out_dtype: torch.dtype | None, device: torch.device) -> None:
         out = gemm.out_name(act, out_dtype)
         gemm.check_act(act, out)
-        self.layout = Layout(weight_spec, n, k)
+        self.layout, self._natural = layout, layout.natural
         self.act, self.out = act, out
-        self._name = str(weight_spec)  # what the traced op gets: tracing must not walk through the spec
+        self._name = str(self._natural.spec)  # what the traced op gets: tracing must not walk through the spec
         self._runner: gemm.Runner | None = None
         if device.type == "cuda":
-            gemm.runner(weight_spec, n, k, act, out, _index(device))  # refuses here, not at the first request
+            seen = self._natural
+            gemm.runner(seen.spec, seen.n, seen.k, act, out, _index(device))  # refuses here, not at the first request
 
-    def _register(self, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> None:
+    def _register(
+        self, units: Tensor, channel: Tensor | None, bias: Tensor | None, perm: Tensor | None, groups: Tensor | None
+    ) -> None:
         self.register_buffer("units", units)
         self.register_buffer("channel", channel)
         self.register_buffer("bias", bias)
+        self.register_buffer("perm", perm)
+        self.register_buffer("groups", groups)
         device = "cpu" if units.is_meta else units.device  # text that must not be lost
         self.register_buffer("tag", torch.tensor(list(self.layout.tag.encode()), dtype=torch.uint8, device=device))
 
@@ -114,18 +148,21 @@ class Linear(nn.Module):
         """x (..., K) -> (..., N). Raises BadInput or BadType for an x that does not fit."""
         gemm.check_input(x, self.layout.k, self.act)
         if torch.compiler.is_compiling():
+            x = gemm.in_packed_order(x, self.perm)
             y: Tensor = torch.ops.lowbit.gemm(
                 x, self.units, self.channel, self.bias, self._name, self.layout.n, self.act, self.out
             )
             return y
         buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
-        units, channel, bias = buffers["units"], buffers["channel"], buffers["bias"]
+        units, channel, bias, perm = buffers["units"], buffers["channel"], buffers["bias"], buffers["perm"]
+        if perm is not None:
+            x = gemm.in_packed_order(x, perm)
         if units is None or not x.is_cuda or x.get_device() != units.get_device():
-            return gemm.run(x, self.units, channel, bias, self.layout, self.act, self.out)
+            return gemm.run(x, self.units, channel, bias, self._natural, self.act, self.out)
         index = x.get_device()
         runner = self._runner
         if runner is None or runner.index != index:
-            runner = gemm.runner(self.layout.spec, self.layout.n, self.layout.k, self.act, self.out, index)
+            runner = gemm.runner(self._natural.spec, self._natural.n, self._natural.k, self.act, self.out, index)
             self._runner = runner
         if torch._C._cuda_getDevice() == index:
             return runner(x, units, channel, bias)
@@ -134,7 +171,7 @@ class Linear(nn.Module):
 
     def packed(self) -> PackedWeight:
         """The weights as packed tensors (shared, not copied)."""
-        return PackedWeight(self.layout, None, self.units, self.channel)
+        return PackedWeight(self.layout, None, self.units, self.channel, self.perm, self.groups)
 
     def quant_weight(self) -> QuantWeight:
         """The canonical weights, unpacked anew."""
@@ -173,7 +210,7 @@ class Linear(nn.Module):
         found = tag_text(state_dict.get(prefix + "tag"))
         if found != self.layout.tag:
             what = "no layout tag" if found is None else f"layout {found!r}"
-            remedy = "build it with Linear.empty of the saved spec and shape"
+            remedy = "build it with Linear.empty of the saved spec and shape, or Linear.like of the saved tag"
             error_msgs.append(
                 f"{prefix or 'Linear'}: the saved weights have {what}, this layer needs {self.layout.tag!r}: {remedy}"
             )
@@ -184,7 +221,7 @@ class Linear(nn.Module):
             missing, extra = (", ".join(sorted(names)) or "nothing" for names in (ours - here, here - ours))
             error_msgs.append(f"{prefix or 'Linear'}: a layer is loaded whole; missing: {missing}; not of this layer: {extra}")
             return
-        for name in ("units", "channel", "bias"):
+        for name in ("units", "channel", "bias", "perm", "groups"):
             own, new = self._buffers[name], state_dict.get(prefix + name)
             if own is None or not isinstance(new, Tensor):
                 continue
@@ -193,6 +230,12 @@ class Linear(nn.Module):
                     f"{prefix}{name} must be {own.dtype} {tuple(own.shape)} for {self.layout.tag}; got {new.dtype} {tuple(new.shape)}"
                 )
                 return  # before anything is written
+            if name == "groups":
+                try:
+                    check_order(self.layout, state_dict[prefix + "perm"], new)
+                except BadInput as error:
+                    error_msgs.append(f"{prefix}perm, {prefix}groups: {error}")
+                    return
             state_dict[prefix + name] = gemm.aligned(new)  # of the copy that load_state_dict makes; matters where it assigns
         lists = (missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)

@@ -50,7 +50,9 @@ class Params(ctypes.Structure):
 
 
 def problem_of(layout: Layout, act: str, out: str, arch: Arch) -> Problem:
-    """What the kernel computes: k rounded up to 8, so that rows of x are multiples of 16 bytes (the padding meets codes of value zero)."""
+    """What the kernel computes: columns in natural order, and k rounded up to 8, so that rows of x are multiples of 16 bytes (the padding
+    meets codes of value zero)."""
+    layout = layout.natural
     return Problem(layout.spec, act, out, layout.n, -(-layout.k // 8) * 8, arch)
 
 
@@ -246,6 +248,20 @@ def rows_of(x: Tensor, k: int) -> Tensor:
     return rows.contiguous() if not rows.is_contiguous() else rows.clone(memory_format=torch.contiguous_format)
 
 
+def in_packed_order(x: Tensor, perm: Tensor | None) -> Tensor:
+    """x (..., K) -> (..., packed_k) with the columns as act-order weights are stored, zeros where they are padded; x itself without `perm`.
+
+    So that a NaN of x still spreads to its own rows, and to nothing else. Raises BadInput for tensors of two devices.
+    """
+    if perm is None:
+        return x
+    if x.device != perm.device:
+        raise BadInput(f"x and the weights must be on one device; got x on {x.device}, weights on {perm.device}")
+    if perm.shape[0] != x.shape[-1]:  # the index of padding is K
+        x = torch.nn.functional.pad(x, (0, 1))
+    return x.index_select(-1, perm)
+
+
 def check_input(x: Tensor, k: int, act: str) -> None:
     """One clear error for an x that does not fit the weights. Raises BadInput or BadType."""
     if not isinstance(x, Tensor):
@@ -285,7 +301,10 @@ def run(
     act: str,
     out: str,
 ) -> Tensor:
-    """y (..., N) = x (..., K) w^T + bias on the tensors' device: kernels on CUDA, the reference on the CPU."""
+    """y (..., N) = x (..., K) w^T + bias on the tensors' device: kernels on CUDA, the reference on the CPU.
+
+    Columns are in natural order: of an act-order weight the layout is `layout.natural` and x is `in_packed_order`.
+    """
     if x.device != units.device:
         raise BadInput(f"x and the weights must be on one device; got x on {x.device}, weights on {units.device}")
     if x.is_cuda:
@@ -344,9 +363,10 @@ def matmul(
         raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")
     if bias is not None:
         bias = check_bias(bias, layout.n).to(x.device)
+    x = in_packed_order(x, packed.perm)
     if torch.compiler.is_compiling():
         return torch.ops.lowbit.gemm(x, packed.units, packed.channel, bias, packed.name, layout.n, act, out)  # type: ignore[no-any-return]
-    return run(x, packed.units, packed.channel, bias, layout, act, out)
+    return run(x, packed.units, packed.channel, bias, layout.natural, act, out)
 
 
 def check_bias(bias: Tensor, n: int) -> Tensor:

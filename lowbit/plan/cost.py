@@ -70,9 +70,11 @@ def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
 
 
 def _convert(problem: Problem) -> float:
-    """Issue slots of a weight's conversion against int4's: measured for one plane, counted from the SASS for more."""
+    """Issue slots of a weight's conversion against int4's: measured for one plane, counted from the SASS for more and for codebooks."""
     layout, value = layout_of(problem), problem.spec.value
     more = 0.8 * (len(layout.planes) - 1)
+    if value.kind == "codebook":
+        return more + (2.8 if value.bits == 4 else 2.0)  # 21 slots of the ALU pipe a word, about 16 for fewer bits; e2m1 has 16
     return more + (1.0 if value.is_int else 1.6 if value.bits == 8 else 2.1)
 
 

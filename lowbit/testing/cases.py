@@ -13,8 +13,8 @@ from lowbit.plan.plan import Plan
 from lowbit.problem import Problem
 from lowbit.weights import WeightSpec
 
-FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4")
-"""What most layers use: integers and floats of 4 and 8 bits, with every kind of scale."""
+FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "nf4")
+"""What most layers use: integers, floats and a codebook of 4 and 8 bits, with every kind of scale."""
 
 MORE_FORMATS = {
     "group of one MMA step": "int4_g16",
@@ -31,6 +31,7 @@ MORE_FORMATS = {
     "e4m3 scales without a second level": "fp4_e2m1_g16_e4m3_s2n",
     "power-of-two scales over a channel scale": "int4_g128_e8m0",
     "8-bit floats, power-of-two scales": "mxfp8",
+    "codebook of 16 values, channel scales": "nf4_c",
 }
 
 
@@ -91,6 +92,8 @@ def _formats(act: str) -> Iterator[Case]:
         yield Case(name, spec, 144, 384, (1, 9), act)
     yield Case("group longer than K", "int4_g256", 32, 128, (1,), act)
     yield Case("group ends within the last unit", "int4_g32", 32, 336, (1, 9), act)
+    for spec in ("four(-3.0,-1.1,0.7,2.2)_g32", "nine(-4.0,-3.0,-2.0,-1.0,-0.6,0.6,1.0,2.0,3.0)"):
+        yield Case("padding of a codebook without zero", spec, 37, 100, (1, 9), act)
     yield Case("blocks end within the matrix", "fp8_e4m3_b128x128", 192, 320, (1, 9), act)
 
 

@@ -108,7 +108,8 @@ class Kernels:
                 f"the kernel of {problem.label} on {problem.arch.name} with plan {plan} was not built: "
                 "give the pair to build_all"
             )
-        y = _launch(self.library, source, problem, plan, gemm.rows_of(x, packed.layout.k), packed, bias, seed, gap)
+        rows = gemm.rows_of(gemm.in_packed_order(x, packed.perm), packed.layout.natural.k)
+        y = _launch(self.library, source, problem, plan, rows, packed, bias, seed, gap)
         return y.view(*x.shape[:-1], packed.layout.n)
 
 

@@ -1,9 +1,11 @@
 """How far a right kernel may be from the exact product, element by element: derived, not tuned.
 
-Knows how tensor cores add and how outputs are rounded; it must not know plans, formats or which kernel is judged.
+Knows how tensor cores add and how numbers are rounded; it must not know plans or which kernel is judged.
 
-Operands are exact: codes become 16-bit numbers without an error, and products of 16-bit numbers fit the sums below.
-What is left, with T = sum over k of |x w|, which no partial sum exceeds:
+Operands are exact: codes become 16-bit numbers without an error, and products of 16-bit numbers fit the sums below. Codebooks
+alone have entries that are no 16-bit numbers: `operand_rounding` R is their largest relative error, at most 2^-8 (bf16) or 2^-11
+(fp16) unless an entry is a subnormal operand, and R T is theirs. What is left, with T = sum over k of |x w|, of the operands (1 + R)
+times that of w, which no partial sum exceeds:
 
 1. Tensor cores add blocks of products to the accumulator. Every term is cut toward zero `fraction` bits below the
    largest exponent and so loses less than 2^-fraction T; a block has `size` products and the accumulator. Its result is
@@ -22,16 +24,29 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import BadType
+from lowbit.problem import rounded_codebook
+from lowbit.weights import WeightSpec
 
 _SUMS = ((90, 16, 25), (80, 8, 24), (0, 4, 24))  # from this capability x 10 on: products in a block, fraction bits
 _FRACTION = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}  # stored fraction bits of the output types
 
 
-def bound(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, level: int = 90) -> Tensor:
+def operand_rounding(spec: WeightSpec, act: str) -> float:
+    """The largest relative error of a weight that kernels multiply with `act` activations: 0 but for codebooks."""
+    if spec.value.kind != "codebook":
+        return 0.0
+    exact, rounded = torch.tensor(spec.value.codebook).double(), rounded_codebook(spec.value, act).double()
+    return float(((rounded - exact).abs() / exact.abs().clamp_min(torch.finfo(torch.float32).tiny)).max())
+
+
+def bound(
+    x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, level: int = 90, rounding: float = 0.0
+) -> Tensor:
     """The largest |kernel - exact| of y = x w^T + bias, float64 (M, N); infinite beyond out_dtype's range.
 
     x: (M, K) as the kernel reads it, already of the activation type; w: (N, K) float32, `QuantWeight.dequantize()`;
-    bias: (N,) or None; level: compute capability x 10 of the chip that computes. Raises BadType for other output types.
+    bias: (N,) or None; level: compute capability x 10 of the chip that computes; rounding: `operand_rounding` of the weights.
+    Raises BadType for other output types.
     """
     if out_dtype not in _FRACTION:
         raise BadType(f"out_dtype must be one of {', '.join(map(str, _FRACTION))}; got {out_dtype}")
@@ -42,7 +57,7 @@ def bound(x: Tensor, w: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, 
     size, fraction = next((size, fraction) for since, size, fraction in _SUMS if level >= since)
     loss = -(-k // size) * ((size + 1) * 2.0**-fraction + 2.0**-23)
     loss += (-(-k // 16) + -(-k // 128) + 3) * 2.0**-24
-    before = loss * total + 2.0**-24 * offset.abs()
+    before = (rounding + (1 + rounding) * loss) * total + 2.0**-24 * offset.abs()
     largest = (x64 @ w64.T + offset).abs() + before
     fraction = _FRACTION[out_dtype]
     finfo = torch.finfo(out_dtype)

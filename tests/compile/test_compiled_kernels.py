@@ -48,6 +48,8 @@ FORMATS = (
     "uint4z_g128",
     "uint5zf_g32",
     "mxfp6",
+    "nf4",
+    "six(-1.0,7.0,0.5,-3.0,0.0,1.25)_g32",
 )
 COPIES = ("sm_87", "sm_103a", "sm_110a", "sm_121a")  # chips whose code is that of another row: three formats will do
 SHAPES = ((4096, 4096), (2880, 2880), (576, 7168), (7168, 18432), (37, 136))

@@ -87,6 +87,28 @@ def test_one_hot_tokens_give_the_columns_of_the_weight(packed: lowbit.PackedWeig
     assert torch.equal(y.T, lowbit.unpack(packed).dequantize().bfloat16())
 
 
+@pytest.mark.parametrize(("chip", "act", "plan"), [
+    ("sm_90a", "bf16", SMALL), ("sm_75", "fp16", SMALL), ("sm_80", "bf16", Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2)),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["int4z_g32_ao", "uint4zf_g64_ao"])
+def test_act_order_gives_every_column_its_own_group(name: str, chip: str, act: str, plan: Plan) -> None:
+    """One-hot tokens, scales by powers of two of their own: exact, for full groups and for a slice with unequal and empty ones."""
+    n, k, random = 37, 133, torch.Generator().manual_seed(5)
+    spec = lowbit.WeightSpec.parse(name)
+    full = torch.arange(k) // spec.k
+    few = torch.randint(0, 4, (k,), generator=random) * 2
+    for g_idx in (full, full[torch.randperm(k, generator=random)], few):
+        num_groups = 8 if g_idx is few else int(full[-1]) + 1
+        codes = torch.randint(0, 16, (n, k), generator=random).to(torch.uint8)
+        scales = torch.exp2((torch.arange(n)[:, None] * 3 + torch.arange(num_groups) * 5) % 9 - 4.0).to(spec.scale.storage)
+        zeros = torch.randint(-3, 4, (n, num_groups), generator=random)
+        zeros = zeros.to(torch.int16) if spec.zero == "int" else zeros * 0.5
+        qw = lowbit.QuantWeight.from_values(spec, codes, scales, zeros=zeros, g_idx=g_idx.int())
+        x = torch.eye(k).to(emulate.gemm.DTYPES[act])
+        got = emulate.matmul(x, lowbit.pack(qw), act=act, arch=chip, plan=plan)
+        assert torch.equal(got.T.float(), qw.dequantize())
+
+
 def test_nan_and_inf_stay_in_their_rows(packed: lowbit.PackedWeight) -> None:
     x = torch.randn(9, 128).bfloat16()
     clean = emulate.matmul(x, packed, plan=SMALL)

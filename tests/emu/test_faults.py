@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_kernels import DTYPES, Run, telling
+from test_kernels import DTYPES, SIXTEEN, Run, telling
 
 import emulator
 from lowbit.errors import LaunchError
@@ -48,7 +48,7 @@ TILE_HOPPER = replace(TILE, chip="sm_90a")
 SETTINGS = {
     "cluster": CLUSTER, "bulk": BULK, "few tokens": FEW, "odd rows": ODD, "int8": INT8, "fp16": replace(AMPERE, act="fp16"),
     "cp.async": AMPERE, "registers": TURING, "tile": TILE, "tile, registers": TILE_TURING, "tile, sm_90": TILE_HOPPER,
-    "mxfp4": replace(BULK, spec="mxfp4"), "fp8": replace(BULK, spec="fp8_e4m3"), "nvfp4": replace(BULK, spec="nvfp4"), "planes": replace(BULK, spec="int7_g32"),
+    "mxfp4": replace(BULK, spec="mxfp4"), "fp8": replace(BULK, spec="fp8_e4m3"), "nvfp4": replace(BULK, spec="nvfp4"), "planes": replace(BULK, spec="int7_g32"), "codebook": replace(BULK, spec=f"{SIXTEEN}_g32"),
     "zero points": replace(BULK, spec="int4z_g32"), "float zero points": replace(BULK, spec="uint4zf_g32"),
     "e8m0, two words": replace(BULK, spec="fp4_e2m1_g16_e8m0"), "registers, one stage": replace(TURING, plan=Plan("stream", 8, 2, 2, stages=1)),
 }  # fmt: skip
@@ -142,6 +142,9 @@ FAULTS = [
     Fault("sign of e2m1 lost", "mxfp4", "dequant.cuh", "(top & 0x80008000) | (shift", "(shift", NUMBERS),
     Fault("sign of e4m3 lost", "fp8", "dequant.cuh", "(top & 0x80008000) | (shift", "(shift", NUMBERS),
     Fault("scales of rows g and g + 8 swapped", "bulk", "dequant.cuh", "Scale::value(w, 2 * group + half)", "Scale::value(w, 2 * group + (half ^ 1))", NUMBERS),
+    Fault("low and high bytes of a codebook swapped", "codebook", "dequant.cuh", "low = look_up<0>(sel, top), high = look_up<8>(sel, top)", "high = look_up<0>(sel, top), low = look_up<8>(sel, top)", NUMBERS),
+    Fault("top bit of a codebook's code ignored", "codebook", "dequant.cuh", "return (prmt(k8, k12, sel) & top) | (r & ~top);", "return r;", NUMBERS),
+    Fault("top bits of another pair of registers", "codebook", "dequant.cuh", "pair ? 0xfbd9 : 0xeac8", "0xeac8", NUMBERS),
     Fault("low plane of 7-bit codes lost", "planes", "dequant.cuh", "r = shift(low[s], to - 4 * i) & both(0xfu << to)", "r = 0", NUMBERS),
     Fault("middle plane of another step", "planes", "dequant.cuh", "shift(two[s / 2], to", "shift(two[0], to", NUMBERS),
     Fault("high plane at the place of the middle one", "planes", "dequant.cuh", "& both(0x1u << (to + (kBits & 6)))", "& both(0x1u << (to + (kBits & 2)))", NUMBERS),

@@ -15,10 +15,11 @@ from torch import Tensor
 
 import lowbit
 from lowbit.arch import arch
+from lowbit.dtypes import codebook
 from lowbit.layout.pack import PackedWeight, pack
 from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.plan import FAMILIES, Plan, illegal
-from lowbit.problem import Problem, unsupported
+from lowbit.problem import Problem, rounded_codebook, unsupported
 from lowbit.testing import cases, emulate, tolerance
 from lowbit.weights import QuantWeight, WeightSpec
 
@@ -27,16 +28,21 @@ ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 THOROUGH = ("sm_75", "sm_80", "sm_90a")
 SEEDS = (1, 2, 5)  # any warp next; starved warps; copies that land early
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Every bit of a bf16 pattern is 0 and 1 for entries of the same and of another half.
+SIXTEEN = "hex(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,-6.5,0.0,1.625,-0.75,10.0,-2.0)"
 PROBE_FORMATS = (
     "int4_g128", "int4_g64", "int4_g32", "int4", "int4_g128_e8m0", "int8", "int8_g128",
-    "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4", "fp4_e2m1_g16_e8m0",
+    "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4", "fp4_e2m1_g16_e8m0", "nf4",
 )  # fmt: skip
-# All widths, one plane to three, with and without sign and zero points; floats of every width and of few and many exponent bits.
+# All widths, one plane to three, with and without sign and zero points; floats of every width and of few and many exponent bits; codebooks of
+# every width, half of them with entries that no operand holds.
 MORE_FORMATS = (
     "int1_g32", "int2_g64", "int3_g128", "int5_g32", "int6", "int7_g16", "uint1z_g128", "uint2_g16", "uint3z_g64", "uint4z_g128", "uint5_t",
     "uint6z_g32", "uint7z", "uint8z_g64", "int4z_g32", "int8z", "uint4zf_g32", "int3zf_g128", "uint5zf_g64", "int4_g32_ue5m3", "int4_g64_e5m2",
     "fp3_e1m1_g16", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128", "fp8_e1m6",
-    "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8",
+    "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8", "two(-1.5,0.3)_g32", "three(-1.0,0.1,1.0)_g64", "four(3.0,-0.25,0.0,-2.0)_g16",
+    "eight(0.1,-0.2,0.3,-0.4,0.5,-0.6,0.7,-0.8)_g32", "six(-1.0,7.0,0.5,-3.0,0.0,1.25)", "nf4_g16_bf16", f"{SIXTEEN}_g32",
+    "eleven(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,0.0)_t",
 )  # fmt: skip
 
 
@@ -213,7 +219,7 @@ def telling(spec_name: str, n: int, k: int, powers: int = 13) -> tuple[QuantWeig
     # Eight elements of a lane share a step of the MMA: `place` tells them apart, `turn` counts the others of their place.
     place = columns % 2 + columns // 8 % 2 * 2 + rows // 8 % 2 * 4
     turn = rows % 8 * 32 + columns // 2 % 4 * 8 + columns // 16 % 8
-    codes = (turn + place * 67 + rows // 16 * 37 + columns // 128 * 11) % 2**spec.value.bits
+    codes = (turn + place * 67 + rows // 16 * 37 + columns // 128 * 11) % (len(spec.value.codebook) or 2**spec.value.bits)
     codes[~torch.isfinite(spec.value.decode_table()[codes])] = 0x2B
     shape = spec.scale_shape(n, k)
     power = (torch.arange(shape[0])[:, None] * 5 + torch.arange(shape[1])[None, :] * 7) % powers - powers // 2
@@ -232,6 +238,14 @@ def telling(spec_name: str, n: int, k: int, powers: int = 13) -> tuple[QuantWeig
     }[spec.zero]
     qw = QuantWeight.from_values(spec, codes.to(torch.uint8), scales, zeros=zeros, scale2=scale2)
     return qw, pack(qw), qw.dequantize()
+
+
+def as_operands(qw: QuantWeight, act: str) -> QuantWeight:
+    """What kernels multiply with: the same weight but for a codebook, whose entries become numbers of the operands' type."""
+    if qw.spec.value.kind != "codebook":
+        return qw
+    value = codebook("rounded", rounded_codebook(qw.spec.value, act).tolist())
+    return replace(qw, spec=replace(qw.spec, value=value))
 
 
 def one_hot(ks: Sequence[int], k: int, act: str) -> Tensor:
@@ -256,7 +270,8 @@ EXACT = [r for chip in ARCHS for r in probes(chip) if r.spec in ("int4_g32", "in
 @pytest.mark.parametrize("run", [r for chip in ARCHS for r in probes(chip)], ids=name)
 def test_one_hot_tokens_give_columns_of_the_weight(run: Run) -> None:
     """Every k, every code in every place, every scale by a power of two of its own: exact."""
-    _, packed, w = telling(run.spec, run.n, run.k)
+    qw, packed, _ = telling(run.spec, run.n, run.k)
+    w = as_operands(qw, run.act).dequantize()
     got = run(one_hot(range(run.k), run.k, run.act), packed)
     assert torch.isfinite(w).all()
     same(got, w.T.to(got.dtype))
@@ -285,7 +300,11 @@ def test_sums_of_small_integers_are_exact(run: Run) -> None:
     same(run(x, packed), want.to(DTYPES[run.act]))
 
 
-@pytest.mark.parametrize("spec", ["int4", "int8", "fp8_e4m3", "mxfp4", "int3_g128", "uint6z_g32", "int7_g16", "fp5_e2m2_g64"])
+@pytest.mark.parametrize(
+    "spec",
+    ["int4", "int8", "fp8_e4m3", "mxfp4", "int3_g128", "uint6z_g32", "int7_g16", "fp5_e2m2_g64", "nf4",
+     "eight(0.1,-0.2,0.3,-0.4,0.5,-0.6,0.7,-0.8)_g32"],
+)  # fmt: skip
 def test_telling_weights_hold_every_code_in_every_place_of_a_step(spec: str) -> None:
     """So the one-hot tests above convert all codes with all eight instruction sequences of `Convert::step`."""
     qw, _, w = telling(spec, 40, 264)
@@ -324,7 +343,8 @@ def compare(run: Run, seeds: Sequence[int]) -> None:
     x, bias = tokens_of(run)
     y = run(x, packed, bias, seeds[0])
     want = x.double() @ w.double().T + (0 if bias is None else bias.double())
-    limit = tolerance.bound(x, w, bias, y.dtype, level=arch(run.chip).level)
+    limit = tolerance.bound(x, w, bias, y.dtype, level=arch(run.chip).level,
+                            rounding=tolerance.operand_rounding(WeightSpec.parse(run.spec), run.act))  # fmt: skip
     error = (y.double() - want).abs()
     worst = (error / limit).max().item()
     assert worst <= 1, (run, worst)

@@ -9,9 +9,9 @@ import torch
 
 import lowbit
 from lowbit.ops.gemm import DTYPES
-from lowbit.testing.tolerance import bound
+from lowbit.testing.tolerance import bound, operand_rounding
 
-FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "int3_g128", "uint4z_g128", "int4zf_g64", "mxfp6")
+FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "int3_g128", "uint4z_g128", "int4zf_g64", "mxfp6", "nf4")
 SHAPES = ((272, 384), (576, 2880), (37, 100))
 TOKENS = (1, 7, 16, 20, 40, 200)  # one for each kernel of a layer
 
@@ -30,7 +30,8 @@ def main() -> None:
                     for _ in range(2):  # the second call overlaps with the first
                         y = layer(x.cuda()).cpu().double()
                     want = x.double() @ w.double().T + bias.double()
-                    if not ((y - want).abs() <= bound(x, w, bias, x.dtype)).all():
+                    allowed = bound(x, w, bias, x.dtype, rounding=operand_rounding(layer.spec, act))
+                    if not ((y - want).abs() <= allowed).all():
                         raise SystemExit(f"wrong: {name} x {act}, {n}x{k}, {m} tokens")
                     checked += 1
     print(f"{checked} products right")

@@ -9,11 +9,12 @@ from torch import Tensor
 
 import lowbit
 from lowbit.ops.gemm import DTYPES, device_arch
-from lowbit.testing.tolerance import bound
+from lowbit.testing.tolerance import bound, operand_rounding
 
 FORMATS = [
     "int4_g128", "int4_g32", "int4", "int8", "int8_g64", "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp4", "nvfp4",
     "int1_g64", "int2_g64", "int3_g128", "int5_g32", "int6_g128", "int7", "uint4z_g128", "int8z", "int4zf_g64", "mxfp6", "fp5_e2m2_g64",
+    "nf4", "nf4_c", "six(-1.1,7.0,0.5,-3.0,0.3,1.25)_g32",
 ]  # fmt: skip
 SHAPES = [(1040, 1024), (576, 2880), (40, 136), (37, 100), (2112, 7168), (256, 10944)]
 
@@ -36,9 +37,9 @@ def tokens(m: int, k: int, act: str, seed: int = 1) -> Tensor:
     return torch.randn(m, k, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(DTYPES[act])
 
 
-def assert_right(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
+def assert_right(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None, rounding: float = 0.0) -> None:
     want = x.double() @ w.double().T + (0 if bias is None else bias.double())
-    excess = (y.double() - want).abs() - bound(x, w, bias, y.dtype).double()
+    excess = (y.double() - want).abs() - bound(x, w, bias, y.dtype, rounding=rounding).double()
     assert torch.isfinite(y).all()
     assert excess.max() <= 0, f"worst {excess.max().item()} at {excess.argmax().item()}"
     assert abs(y.double().norm() / want.norm() - 1) < 2e-3
@@ -51,7 +52,7 @@ def test_numbers(name: str, act: str) -> None:
         layer, w, bias = make(name, n, k, act, bias=True)
         for m in (1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 129, 300):
             x = tokens(m, k, act)
-            assert_right(layer(x), x, w, bias)
+            assert_right(layer(x), x, w, bias, operand_rounding(layer.spec, act))
 
 
 @pytest.mark.parametrize("act", acts())
@@ -80,6 +81,31 @@ def test_every_row_and_group_has_its_own_scale() -> None:
             x[row, row % 4 * 128 + 5] = 1
         want = torch.stack([scales[:, row % 4] for row in range(m)])
         assert torch.equal(layer(x), want)
+
+
+@pytest.mark.parametrize("name", ["int4_g128_ao", "int4z_g64_ao", "uint4zf_g32_ao"])
+def test_act_order_of_any_slice(name: str) -> None:
+    spec, random = lowbit.WeightSpec.parse(name), torch.Generator("cuda").manual_seed(3)
+    n, k = 272, 1000
+    whole = lowbit.quantize(torch.randn(n, 2 * k, generator=random, device="cuda"), name)
+    shuffled = whole.g_idx[0][torch.randperm(2 * k, generator=random, device="cuda")]
+    for columns in (slice(0, 2 * k), slice(0, k), slice(k - 1, 2 * k)):
+        codes = whole.code_values(0)[:, columns].contiguous()
+        zeros = None if whole.zeros is None else whole.zeros[0]
+        qw = lowbit.QuantWeight.from_values(spec, codes, whole.scales[0], zeros=zeros, g_idx=shuffled[columns].contiguous())
+        layer, w = lowbit.Linear(qw), qw.dequantize()
+        assert torch.equal(layer.quant_weight().dequantize(), w)
+        assert torch.equal(lowbit.pack(qw.to("cpu")).units, layer.units.cpu())
+        for m in (1, 8, 33, 130):
+            x = tokens(m, qw.k, "bf16")
+            assert_right(layer(x), x, w)
+    x = tokens(8, qw.k, "bf16")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    x.copy_(tokens(8, qw.k, "bf16", 2))
+    graph.replay()
+    assert_right(y, x, w)
 
 
 def test_same_bits_two_thousand_times() -> None:

@@ -36,14 +36,22 @@ def linear(spec: str = "int4_g128", n: int = 64, k: int = 256, **options: object
 
 def test_supported_format_gives_no_reasons() -> None:
     assert lowbit.supports("int4_g128", "bf16", "sm_90a") == ()
+    assert lowbit.supports("nf4", "fp16", "sm_75") == lowbit.supports("third(-1.0,0.0,1.0)_g32", "bf16", "sm_120a") == ()
     assert lowbit.supports(lowbit.WeightSpec.parse("mxfp4"), act="fp16", arch=arch("sm_75")) == ()
 
 
+def test_act_order_is_explained_as_what_kernels_see() -> None:
+    assert lowbit.supports("int4_g40_ao", "bf16", "sm_90a") == ()
+    layer = linear("int4_g96_ao", n=64, k=192)
+    explained = lowbit.explain(layer, m=1, arch="sm_90a", compiled=False)
+    assert (str(explained.problem.spec), explained.problem.k) == ("int4_g32", 192)
+
+
 def test_every_reason_is_given_with_a_remedy() -> None:
-    reasons = lowbit.supports("nf4_g40", "bf16", "sm_75")
-    assert len(reasons) == 3  # no bf16, a codebook, a group of 40
+    reasons = lowbit.supports("huge(1.0,3.4e38)_g40", "bf16", "sm_75")
+    assert len(reasons) == 3  # no bf16, a value beyond it, a group of 40
     assert "use act='fp16'" in reasons[0]
-    assert "quantise to integers or floats" in reasons[1]
+    assert "divide its values" in reasons[1]
     assert "multiples of 16" in reasons[2]
 
 
@@ -58,7 +66,7 @@ def test_unknown_names_are_errors_that_suggest() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_some_known_chip_must_do() -> None:
     assert lowbit.supports("int8", "bf16") == ()  # though sm_75 has no bf16
-    assert len(lowbit.supports("nf4", "bf16")) == 1  # and not the bf16 reason of sm_75
+    assert len(lowbit.supports("int4_g40", "bf16")) == 1  # and not the bf16 reason of sm_75
 
 
 # ---- explain --------------------------------------------------------------------------------------------------------

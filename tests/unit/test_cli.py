@@ -35,7 +35,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "words"),
     [
         (("inspect", "--spec", "int4_g128x"), "did you mean 'int4_g128'"),
-        (("inspect", "--spec", "nf4"), "quantise to integers or floats"),
+        (("inspect", "--spec", "fp8_e6m1", "--act", "fp16"), "beyond fp16's 65504: use act='bf16'"),
         (("inspect", "--arch", "sm_60"), "arch must be one of sm_75"),
         (("inspect", "--arch", "sm_75"), "use act='fp16'"),
         (("inspect", "--act", "fp9"), "act must be one of bf16, fp16"),

@@ -109,6 +109,80 @@ def test_state_dict_loads_elsewhere(tmp_path: Any) -> None:
             assert empty.channel.data_ptr() % 16 == 0
 
 
+def act_order(name: str = "int4z_g32_ao", n: int = 48, k: int = 133, *, num_groups: int = 7, seed: int = 0) -> lowbit.QuantWeight:
+    """Columns of five of the groups, in any order: a slice, as tensor parallelism cuts one."""
+    random, s = torch.Generator().manual_seed(seed), lowbit.WeightSpec.parse(name)
+    codes = torch.randint(0, 2**s.value.bits, (n, k), generator=random).to(torch.uint8)
+    zeros = {"none": None, "int": torch.randint(-8, 8, (n, num_groups), generator=random).to(torch.int16),
+             "float": torch.randn(n, num_groups, generator=random)}[s.zero]  # fmt: skip
+    g_idx = (torch.randint(0, 5, (k,), generator=random) + 1).int()
+    return lowbit.QuantWeight.from_values(s, codes, torch.rand(n, num_groups, generator=random).to(s.scale.storage), zeros=zeros, g_idx=g_idx)
+
+
+@pytest.mark.parametrize("name", ["int4_g32_ao", "int4z_g32_ao", "uint4zf_g32_ao", "fp8_e4m3_g40_ao"])
+def test_act_order_multiplies_the_columns_where_they_are(name: str) -> None:
+    qw = lowbit.quantize(torch.randn(48, 133), name) if "fp8" in name else act_order(name)
+    layer, x = lowbit.Linear(qw), tokens(2, 3, 133)
+    assert torch.equal(layer(x), lowbit.reference.matmul(x, qw))
+    assert torch.equal(lowbit.matmul(x, lowbit.pack(qw)), layer(x))
+    assert layer(x[0, 0]).shape == (48,)
+    assert layer(x[:0]).shape == (0, 3, 48)
+    assert layer.in_features == 133
+    assert torch.equal(layer.quant_weight().dequantize(), qw.dequantize())
+    x[1, 2, 5] = float("nan")
+    y = layer(x)
+    assert y[1, 2].isnan().all()
+    assert torch.isfinite(y.view(6, 48)[:5]).all()
+    with pytest.raises(lowbit.BadInput, match="last dimension of x must be k=133"):
+        layer(tokens(2, layer.layout.packed_k))
+
+
+def test_act_order_is_copied_saved_and_loaded(tmp_path: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    qw, x = act_order(), tokens(3, 133)
+    layer = lowbit.Linear(qw, bias=torch.randn(48))
+    y = layer(x)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer).half(), copy.deepcopy(layer).to("cpu")):
+        assert torch.equal(other(x), y)
+        assert other.perm.dtype == other.groups.dtype == torch.int32
+    state = layer.state_dict()
+    assert set(state) == {"units", "bias", "tag", "perm", "groups"}
+    save_file(state, tmp_path / "layer.safetensors")
+    loaded = load_file(tmp_path / "layer.safetensors")
+    for assign in (False, True):
+        empty = lowbit.Linear.like(loaded["tag"], bias=True)
+        assert empty.layout == layer.layout
+        empty.load_state_dict(loaded, assign=assign)
+        assert torch.equal(empty(x), y)
+    whole = lowbit.Linear(lowbit.quantize(torch.randn(48, 256), "int4_g64_ao"))
+    empty = lowbit.Linear.empty("int4_g64_ao", 48, 256)  # all groups are full
+    empty.load_state_dict(whole.state_dict())
+    assert torch.equal(empty(tokens(3, 256)), whole(tokens(3, 256)))
+    with pytest.raises(RuntimeError, match=r"this layer needs .*:k160s32'.* or Linear.like of the saved tag"):
+        lowbit.Linear.empty("int4z_g32_ao", 48, 133, bias=True).load_state_dict(state)
+    for name in ("perm", "groups"):
+        empty = lowbit.Linear.like(layer.layout.tag, bias=True)
+        with pytest.raises(RuntimeError, match=f"{name} must .*the tensor is damaged"):
+            empty.load_state_dict({**state, name: state[name] + 1})
+        assert not empty.units.any()
+    for tag in ("int4", torch.zeros(3), layer.tag[:-1]):
+        with pytest.raises(lowbit.BadInput, match=r"a layout's tag reads|steps of"):
+            lowbit.Linear.like(tag)
+
+
+def test_act_order_is_traced_without_graph_breaks() -> None:
+    torch._dynamo.reset()
+    for qw in (act_order(), lowbit.quantize(torch.randn(48, 128), "int4_g32_ao")):  # with padding and without
+        layer, packed = lowbit.Linear(qw), lowbit.pack(qw)
+        traced = torch.compile(lambda x, layer=layer: layer(x) * 2, fullgraph=True, dynamic=True, backend="aot_eager")
+        functional = torch.compile(lambda x, p: lowbit.matmul(x, p), fullgraph=True, dynamic=True, backend="aot_eager")
+        for m in (3, 17):
+            x = tokens(m, qw.k)
+            assert torch.equal(traced(x), layer(x) * 2)
+            assert torch.equal(functional(x, packed), layer(x))
+
+
 def test_bad_state_dicts_are_refused_before_anything_is_written() -> None:
     layer, _, _ = make("nvfp4")
     good = layer.state_dict()
@@ -300,8 +374,8 @@ def test_layers_on_a_gpu_are_refused_at_construction(monkeypatch: pytest.MonkeyP
         kernels = {"get": lambda self, source, compiler=None: source.text.count("kTokens = 8;") or None}
         monkeypatch.setattr(Cache, "get", kernels["get"])
         frozen.check_compiler()  # one bucket is enough
-        with pytest.raises(lowbit.Unsupported, match="nf4"):
-            gemm.runner(lowbit.WeightSpec.parse("nf4"), 48, 256, "bf16", "bf16", 0)
+        with pytest.raises(lowbit.Unsupported, match="multiples of 16"):
+            gemm.runner(lowbit.WeightSpec.parse("int4_g40"), 48, 256, "bf16", "bf16", 0)
     finally:
         gemm.device_arch.cache_clear()
         gemm.runner.cache_clear()

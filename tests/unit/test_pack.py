@@ -6,7 +6,7 @@ import torch
 from lowbit.errors import BadInput, Unsupported
 from lowbit.layout.fragments import UNIT_K, UNIT_ROWS, FragmentMap
 from lowbit.layout.pack import PANEL_BLOCKS, Layout, PackedWeight, pack, stored_codes, tag_text, unpack
-from lowbit.weights import QuantWeight, WeightSpec, spec
+from lowbit.weights import QuantWeight, spec
 
 INTEGERS = [f"{kind}{bits}_g32" for kind in ("int", "uint") for bits in range(1, 9)]
 ZEROS = ["int4z_g64", "uint4z_g128", "uint8z", "int3zf_g32", "uint7z_g16", "int8z_t"]
@@ -16,10 +16,12 @@ SCALES = ["int4", "int4_g128", "int4_g128_e8m0", "int4_g96", "int4_g40_fp32", "i
 SHAPES = [(16, 128), (40, 104), (129, 264), (576, 576), (7, 13), (1, 1), (2112, 136), (144, 2880)]
 
 
-def random_weight(name: str, n: int, k: int, experts: int | None = None, seed: int = 0) -> QuantWeight:
+def random_weight(name: str, n: int, k: int, experts: int | None = None, seed: int = 0, g_idx: torch.Tensor | None = None,
+                  num_groups: int = 0) -> QuantWeight:
     """Every code, scale and zero point that the spec allows, at random."""
     random, s = torch.Generator().manual_seed(seed), spec(name)
-    e, groups = experts or 1, (experts or 1, *s.scale_shape(n, k))
+    shape = s.scale_shape(n, k)
+    e, groups = experts or 1, (experts or 1, shape[0], num_groups or shape[1])
     codes = torch.randint(0, len(s.value.codebook) or 2**s.value.bits, (e, n, k), generator=random).to(torch.uint8)
     codes = torch.where(torch.isfinite(s.value.decode(codes)), codes, 1).to(torch.uint8)
     if s.scale.storage == torch.uint8:
@@ -30,11 +32,11 @@ def random_weight(name: str, n: int, k: int, experts: int | None = None, seed: i
              "int": torch.randint(int(s.value.min), int(s.value.max) + 1, groups, generator=random).to(torch.int16)
              if s.value.is_int else None}[s.zero]
     scale2 = {"none": None, "tensor": torch.rand(e, generator=random), "channel": torch.rand(e, n, generator=random)}[s.scale2]
-    return QuantWeight.from_values(s, codes, scales, zeros=zeros, scale2=scale2, experts=experts)
+    return QuantWeight.from_values(s, codes, scales, zeros=zeros, scale2=scale2, g_idx=g_idx, experts=experts)
 
 
 def assert_same(a: QuantWeight, b: QuantWeight) -> None:
-    for name in ("codes", "scales", "zeros", "scale2"):
+    for name in ("codes", "scales", "zeros", "scale2", "g_idx"):
         left, right = getattr(a, name), getattr(b, name)
         assert (left is None) == (right is None), name
         if left is not None:
@@ -125,7 +127,8 @@ def test_tags_parse_and_nothing_else_does() -> None:
             assert Layout.parse(layout.tag) == layout
     for tag in ("", "lowbit1", "lowbit1:int4:axb:a16", "lowbit1:int4:4x:a16", "lowbit1:int4:4x4x4:a16", "lowbit1:int4:4x4:a32",
                 "lowbit2:int4:4x4:a16",
-                "lowbit1:int4:04x4:a16", "lowbit1:cb(1,)_g32:4x32:a16", "lowbit1:int4_t:0x4:a16"):  # fmt: skip
+                "lowbit1:int4:04x4:a16", "lowbit1:cb(1,)_g32:4x32:a16", "lowbit1:int4_t:0x4:a16", "lowbit1:int4_g32:4x64:a16:k64s32",
+                "lowbit1:int4_g32_ao:4x64:a16", "lowbit1:int4_g32_ao:4x64:a16:k64s24", "lowbit1:int4_g32_ao:4x64:a16:k32s32"):  # fmt: skip
         with pytest.raises(BadInput):
             Layout.parse(tag)
     assert tag_text(torch.tensor(list(b"abc"), dtype=torch.uint8)) == "abc"
@@ -143,5 +146,93 @@ def test_refusals() -> None:
         Layout(spec("int4"), 16, 16, 4)
     with pytest.raises(Unsupported, match="multiples of 8"):
         Layout(spec("int4_g12"), 16, 24)
-    with pytest.raises(Unsupported, match="natural order"):
-        Layout(WeightSpec.make("int4", k=32, act_order=True), 16, 64)
+    with pytest.raises(BadInput, match="packed in natural order; got 128 columns in steps of 64"):
+        Layout(spec("int4_g64"), 16, 64, 16, 128, 64)
+    for columns, step in ((64, 24), (56, 16), (72, 16), (64, 0)):
+        with pytest.raises(BadInput, match=rf"hold all 64 columns; got {columns} columns in steps of {step}"):
+            Layout(spec("int4_g32_ao"), 16, 64, 16, columns, step)
+
+
+# ---- act-order ------------------------------------------------------------------------------------------------------------------
+
+
+def orders(k: int, size: int) -> dict[str, tuple[torch.Tensor, int]]:
+    """(g_idx (1, k), number of groups): full groups in natural and in random order; of a slice, as tensor parallelism cuts one."""
+    random = torch.Generator().manual_seed(k)
+    natural = torch.arange(k) // size
+    shuffled = torch.cat([natural, natural + int(natural[-1]) + 1])[torch.randperm(2 * k, generator=random)]
+    few = torch.where(torch.arange(k) % 7 == 0, 2, 4)  # most groups have no column at all
+    return {"natural": (natural.int()[None], int(natural[-1]) + 1),
+            "random": (natural[torch.randperm(k, generator=random)].int()[None], int(natural[-1]) + 1),
+            "slice": (shuffled[:k].int()[None], int(shuffled.max()) + 1), "empty groups": (few.int()[None], 7)}
+
+
+ACT_ORDER = ["int4_g128_ao", "int4_g32_ao", "uint4z_g64_ao", "int3zf_g16_ao", "int5_g40_ao", "fp4_e2m1_g16_e4m3_ao", "int8_g32_e8m0_ao",
+             "fp6_e3m2_g96_fp16_ao", "nf4_g64_ao", "cb(-1.5,0.3)_g8_ao", "int1_g32_ao", "uint8z_g256_ao"]
+
+
+@pytest.mark.parametrize("operand_bits", [16, 8])
+@pytest.mark.parametrize("name", ACT_ORDER)
+def test_unpack_inverts_pack_for_any_order_of_columns(name: str, operand_bits: int) -> None:
+    for seed, (n, k) in enumerate([(16, 128), (129, 264), (7, 13), (1, 1), (40, 1025)]):
+        for g_idx, num_groups in orders(k, spec(name).k).values():
+            weight = random_weight(name, n, k, seed=seed, g_idx=g_idx, num_groups=num_groups)
+            packed = pack(weight, operand_bits)
+            assert packed.layout == Layout.of(weight, operand_bits) == Layout.parse(packed.layout.tag)
+            assert_same(weight, unpack(packed))
+
+
+@pytest.mark.parametrize("name", ["int4_g32_ao", "uint4z_g64_ao", "int5_g40_ao"])
+def test_what_kernels_see_is_the_weight_with_sorted_and_padded_columns(name: str) -> None:
+    for order, (g_idx, num_groups) in orders(264, spec(name).k).items():
+        weight = random_weight(name, 40, 264, g_idx=g_idx, num_groups=num_groups)
+        packed = pack(weight)
+        seen = unpack(PackedWeight(packed.layout.natural, None, packed.units, packed.channel))
+        assert packed.name == str(seen.spec)
+        perm = packed.perm
+        assert perm is not None
+        there = perm < 264
+        assert torch.equal(seen.dequantize()[:, there], weight.dequantize()[:, perm[there].long()]), order
+        assert sorted(perm[there].tolist()) == list(range(264))
+
+
+def test_full_groups_need_no_padding_and_others_the_fewest_bytes() -> None:
+    for size, step in ((256, 128), (128, 128), (64, 64), (32, 32), (16, 16), (96, 32)):
+        layout = Layout(spec(f"int4_g{size}_ao"), 64, 768)
+        assert (layout.packed_k, layout.order_step) == (768, step)
+        assert layout.expert_bytes == Layout(spec(f"int4_g{size}"), 64, 768).expert_bytes
+        assert layout.tag == f"lowbit1:int4_g{size}_ao:64x768:a16:k768s{step}"
+    layout = Layout(spec("int4_g40_ao"), 64, 4000)  # 48 columns for 40 cost less than 64
+    assert (layout.packed_k, layout.order_step) == (4800, 16)
+    layout = Layout(spec("int4_g96_ao"), 64, 192)  # though padding to 256 columns would take fewer bytes
+    assert (layout.packed_k, layout.order_step) == (192, 32)
+    g_idx = torch.cat([torch.full((count,), group) for group, count in enumerate((40, 88, 7, 121))]).int()[None]
+    layout = Layout.of(random_weight("int4_g64_ao", 16, 256, g_idx=g_idx))
+    assert layout.packed_k == sum(-(-count // layout.order_step) * layout.order_step for count in (40, 88, 7, 121))
+    sizes = {step: Layout(layout.spec, 16, 256, 16, sum(-(-c // step) * step for c in (40, 88, 7, 121)), step).expert_bytes
+             for step in (128, 64, 32, 16)}
+    assert layout.expert_bytes == min(sizes.values()) < max(sizes.values())
+
+
+def test_damaged_orders_and_experts_are_refused() -> None:
+    g_idx, num_groups = orders(96, 32)["slice"]
+    packed = pack(random_weight("int4_g32_ao", 16, 96, g_idx=g_idx, num_groups=num_groups))
+    assert packed.perm is not None
+    assert packed.groups is not None
+    bad_perm, bad_groups = packed.perm.clone(), packed.groups.clone()
+    bad_perm[bad_perm == 3] = 4
+    bad_groups[-1] += 1
+    parts = (packed.layout, None, packed.units, packed.channel)
+    with pytest.raises(BadInput, match="perm must hold each of the 96 columns once"):
+        unpack(PackedWeight(*parts, bad_perm, packed.groups))
+    with pytest.raises(BadInput, match="groups must ascend"):
+        unpack(PackedWeight(*parts, packed.perm, bad_groups.flip(0)))
+    with pytest.raises(BadInput, match="needs perm"):
+        PackedWeight(*parts)
+    with pytest.raises(BadInput, match="perm must be int32"):
+        PackedWeight(*parts, packed.perm.long(), packed.groups)
+    plain = pack(random_weight("int4_g32", 16, 96))
+    with pytest.raises(BadInput, match="has no perm"):
+        PackedWeight(plain.layout, None, plain.units, plain.channel, packed.perm, None)
+    with pytest.raises(Unsupported, match="this one has 2 experts: pack each alone"):
+        pack(random_weight("int4_g32_ao", 16, 96, experts=2, g_idx=torch.zeros(2, 96, dtype=torch.int32)))

@@ -96,10 +96,10 @@ def test_legal_plans_have_sound_maps_of_shared_memory() -> None:
     [
         ("int4_g128", "bf16", "sm_75", "bf16 products need sm_80"),
         ("int4_g128", "fp64", "sm_90a", "act must be one of"),
-        ("nf4", "bf16", "sm_100a", "no kernel looks up codebooks yet; nf4 has one"),
+        ("big(-70000.0,1.0)_g32", "fp16", "sm_100a", "big reaches 70000, beyond fp16's 65504: use act='bf16'"),
+        ("huge(-1.0,3.4e38)_g32", "bf16", "sm_90a", "beyond bf16's 3.38953e+38: divide its values, multiply the scales"),
         ("fp8_e6m1", "fp16", "sm_75", "beyond fp16's 65504"),
         ("fp7_e5m1", "fp16", "sm_90a", "fp7_e5m1 reaches 98304"),
-        ("int4_g128_ao", "bf16", "sm_90a", "natural order"),
         ("int4_g8", "bf16", "sm_90a", "multiples of 16"),
     ],
 )
@@ -241,6 +241,19 @@ def test_the_plans_that_the_bad_ones_were_made_of_are_legal(plan: Plan) -> None:
     assert illegal(LAYER, plan) == illegal(NARROW, plan) == ()
     assert generate(LAYER, plan).arch == "sm_90a"
     assert illegal(LAYER, WGMMA) == ()
+
+
+def test_act_order_is_supported_but_no_problem_of_a_kernel() -> None:
+    assert unsupported(WeightSpec.parse("int4_g40_ao"), "bf16", arch("sm_90a")) == ()
+    with pytest.raises(BadInput, match="natural order, int4_g128_ao has others: use problem_of"):
+        replace(LAYER, spec=WeightSpec.parse("int4_g128_ao"))
+
+
+def test_a_codebook_is_spelled_out_in_the_type_of_the_operands() -> None:
+    spec = WeightSpec.parse("cb(-1.0,0.0,1.00390625,0.1)_g32")  # the third lies between two numbers of bf16: ties to even
+    for act, patterns in (("bf16", "0xbf80, 0x0000, 0x3f80, 0x3dcd"), ("fp16", "0xbc00, 0x0000, 0x3c04, 0x2e66")):
+        text = generate(replace(LAYER, spec=spec, act=act), STREAM).text
+        assert f"using Value = lowbit::Codebook<2, {patterns}>;" in text
 
 
 def written_reasons() -> list[str]:

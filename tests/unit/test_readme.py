@@ -86,6 +86,7 @@ ROWS = {
     "`fp8_e4m3`, `mxfp8`, `mxfp4`, `nvfp4`": ["fp8_e4m3", "fp8_e4m3_t", "fp8_e4m3_b128x128", "mxfp4", "mxfp8", "nvfp4"],
     "floats of 3 to 8 bits that fit fp16, `mxfp6`, `mxint8`": ["fp3_e1m1", "fp5_e2m2_g64", "fp8_e5m2", "fp8_e3m4", "mxfp6", "mxint8"],
     "floats beyond fp16, such as `fp8_e6m1`": ["fp8_e6m1", "fp8_e7m0", "fp7_e5m1"],
+    "codebooks of 2 to 16 values within the operands' range: `nf4`, your own": ["nf4", "nf4_c", "cb(-1.0,0.3)_g16", "cb(1.0,2.0,-3.0)_t"],
 }
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lowbit.errors import BadType
-from lowbit.testing.tolerance import bound
+from lowbit.testing.tolerance import bound, operand_rounding
+from lowbit.weights import spec
 
 
 def test_rounding_is_half_a_unit_of_the_output() -> None:
@@ -50,6 +51,19 @@ def test_a_group_scaled_wrongly_is_seen(k: int, share: float) -> None:
     wrong[:, :128] *= 2
     outside = (x.double() @ wrong.double().T - exact).abs() > allowed
     assert outside.double().mean() > share
+
+
+def test_rounding_of_a_codebook_counts_and_of_nothing_else() -> None:
+    assert operand_rounding(spec("int4_g128"), "bf16") == operand_rounding(spec("nvfp4"), "fp16") == 0
+    assert operand_rounding(spec("cb(-1.5,0.0,0.25)"), "bf16") == 0
+    third = operand_rounding(spec("cb(0.0,-0.3333333)"), "fp16")
+    assert third == pytest.approx(2.0**-12, rel=2e-3)  # 0x3555 is 0.33325
+    assert 2.0**-10 < operand_rounding(spec("nf4"), "bf16") < 2.0**-8
+    assert 2.0**-13 < operand_rounding(spec("nf4"), "fp16") < 2.0**-11
+    assert operand_rounding(spec("cb(1.0,1e-9)"), "fp16") == 1  # below half of the smallest subnormal
+    x, w = torch.ones(1, 8), torch.full((1, 8), 3.0)
+    plain = bound(x, w, None, torch.float32).item()
+    assert bound(x, w, None, torch.float32, rounding=0.001).item() - plain == pytest.approx(24 * 0.001, rel=1e-3)
 
 
 def test_other_output_types_are_refused() -> None:

@@ -149,7 +149,9 @@ def test_the_good_weight_is_good() -> None:
     ("codes", torch.zeros(1, 3, 5), BadType, r"codes of .* must be torch\.int32; found torch\.float32"),
     ("codes", torch.zeros(3, 5, dtype=torch.int32), BadInput, r"codes .* must have shape \(1, 3, 5\); found \(3, 5\)"),
     ("scales", torch.ones(1, 3, 3), BadType, r"scales of .* must be torch\.bfloat16; found torch\.float32"),
-    ("scales", torch.ones(1, 3, 2, dtype=torch.bfloat16), BadInput, r"scales .* \(1, 3, 3\); found \(1, 3, 2\)"),
+    ("scales", torch.ones(1, 2, 3, dtype=torch.bfloat16), BadInput, r"scales .* \(1, 3, 3\); found \(1, 2, 3\)"),
+    ("scales", torch.ones(1, 3, 0, dtype=torch.bfloat16), BadInput, r"scales .* \(1, 3, 1\); found \(1, 3, 0\)"),
+    ("scales", torch.ones(1, 3, 5, dtype=torch.bfloat16), BadInput, r"zeros .* \(1, 3, 5\); found \(1, 3, 3\)"),
     ("scales", at(good()["scales"], (0, 1, 2), float("nan")), BadInput,
      r"scales must be finite; found nan at index \(0, 1, 2\)"),
     ("zeros", None, BadInput, "has the tensors codes, scales, zeros, scale2, g_idx; found codes, scales, scale2, g_"),
@@ -168,6 +170,14 @@ def test_the_good_weight_is_good() -> None:
 def test_wrong_tensors_are_refused(field: str, value: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         QuantWeight(**{**good(), field: value})  # type: ignore[arg-type]
+
+
+def test_a_slice_of_columns_keeps_the_scales_of_all_groups() -> None:
+    whole = random_weight("int4z_g16_ao", 3, 40)
+    part = QuantWeight.from_values(whole.spec, whole.code_values(0)[:, 5:17], whole.scales[0], zeros=None if whole.zeros is None else whole.zeros[0],
+                                   g_idx=None if whole.g_idx is None else whole.g_idx[0, 5:17])  # fmt: skip
+    assert part.scales.shape[2] == 3
+    assert torch.equal(part.dequantize(), whole.dequantize()[:, 5:17])
 
 
 @pytest.mark.parametrize(("name", "code", "found"), [
