@@ -1,8 +1,8 @@
 // Packed codes, scales and zero points to numbers, exactly, in registers.
 // Knows bit patterns only; it must not know where codes come from or what they are multiplied with.
 //
-// A step is one m16n8k16: its four A registers hold two elements each, the lower half the first. Codes are cut into planes of 8, 4, 2
-// and 1 bits (layout/pack.py); in every 16-bit half of a plane's words, field 4s + i belongs to register i of step s.
+// A step is one m16n8k16: its four A registers hold two elements each, the lower half the first. Codes of b bits for four steps are b
+// words of a lane (layout/fields.py); every 16-bit half of a word holds bits of one element, so shifts and masks serve both.
 #pragma once
 #include "types.cuh"
 
@@ -14,27 +14,60 @@ template <int kExponent_, int kMantissa_> struct Float { static constexpr int kB
 HW_FN u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
 HW_FN constexpr u32 both(u32 half) { return half * 0x10001u; }
 
-// A lane's codes of one vector: four steps (two of 8-bit codes).
-template <int kBits> struct Codes {
-    static constexpr int kSteps = kBits == 8 ? 2 : 4, kLow = kBits & 12, kVectors = 8 / kSteps;
-    static constexpr bool kSingle = kBits == (kBits & -kBits);  // one plane
-    u32 low[4], two[2], one;
-    HW_FN void load(u32 smem_unit, int v) {
-        const u32 lane = lane_id();
-        if constexpr (kLow != 0) { const U4 q = ld_shared_v4(smem_unit + v * 512 + lane * 16); low[0] = q.x; low[1] = q.y; low[2] = q.z; low[3] = q.w; }
-        if constexpr ((kBits & 2) != 0) { const U2 q = ld_shared_v2(smem_unit + 256 * (kBits & 4) + lane * 16 + v * 8); two[0] = q.x; two[1] = q.y; }
-        if constexpr ((kBits & 1) != 0) one = ld_shared_u32(smem_unit + 256 * (kBits & 6) + lane * 8 + v * 4);
+template <class Value> constexpr bool kIsFloat = false;
+template <int kExponent, int kMantissa> constexpr bool kIsFloat<Float<kExponent, kMantissa>> = true;
+
+// What makes up the codes of kRegisters registers: count[r] pieces, each a word shifted left (right if negative) and masked.
+struct Piece { int word, left; u32 mask; };
+template <int kRegisters, int kBits> struct Pieces { Piece piece[kRegisters][kBits]; int count[kRegisters]; };
+
+// A lane's codes of one vector: four steps (two of 8-bit codes), register r = 4 * step + register of the step.
+template <class Value> struct Codes {
+    static constexpr int kBits = Value::kBits, kSteps = kBits == 8 ? 2 : 4, kVectors = 8 / kSteps, kRegisters = 4 * kSteps, kWords = kBits * kSteps / 4;
+    u32 words[kWords];
+    HW_FN void load(u32 smem_unit, int v) {  // runs of four words, two and one, each for all lanes side by side
+        const u32 at = smem_unit + v * (128 * kWords), lane = lane_id();
+        if constexpr ((kWords & 4) != 0) { const U4 q = ld_shared_v4(at + lane * 16); words[0] = q.x; words[1] = q.y; words[2] = q.z; words[3] = q.w; }
+        if constexpr ((kWords & 2) != 0) { const U2 q = ld_shared_v2(at + 128 * (kWords & 4) + lane * 8); words[kWords & 4] = q.x; words[(kWords & 4) + 1] = q.y; }
+        if constexpr ((kWords & 1) != 0) words[kWords - 1] = ld_shared_u32(at + 128 * (kWords - 1) + lane * 4);
     }
-    // Where the field of register i of step s lies in its half word, if there is one plane.
-    HW_FN static constexpr int place(int s, int i) { return kBits == 8 ? 8 * (i & 1) : kBits == 4 ? 4 * i : kBits == 2 ? 2 * (4 * (s & 1) + i) : 4 * s + i; }
+    // 16 * word + bit of its halves where bit c of register r lies; layout/fields.py in C++.
+    HW_FN static constexpr int place(int r, int c) {
+        if (kIsFloat<Value> && kBits == 4) return r / 4 * 16 + (c == 3 ? 0xa9bf >> 4 * (r % 4) & 15 : (0xc036 >> 4 * (r % 4) & 15) + c);
+        if (kIsFloat<Value> && kBits == 8) return r / 2 * 16 + (r % 2 == 0 ? (c == 7 ? 15 : 4 + c) : c == 7 ? 11 : c < 4 ? c : 8 + c);
+        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kMiddle = kBits * ((kFields + 1) / 2), kWhole = kBits * kFields;
+        if (kLeft == 0 || r < kWhole) return r / kFields * 16 + r % kFields * kBits + c + (r % kFields * kBits >= kMiddle ? kLeft : 0);
+        constexpr int kMain = kBits - (kLeft ? kBits % kLeft : 0), kGap = kLeft ? kLeft : 1;
+        const int i = r - kWhole, bit = (c + i % 2 * kMain) % kBits, number = bit < kMain ? i * kMain + bit : kLeft * kMain + i * (kBits - kMain) + bit - kMain;
+        return number / kGap * 16 + kMiddle + number % kGap;
+    }
+    // The pieces that bring bit c of every code to bit to(c) of both halves: one for each shift of a word.
+    template <class To> HW_FN static constexpr Pieces<kRegisters, kBits> pieces(To to) {
+        Pieces<kRegisters, kBits> p{};
+        for (int r = 0; r < kRegisters; ++r)
+            for (int c = 0; c < kBits; ++c) {
+                const int word = place(r, c) / 16, left = to(c) - place(r, c) % 16;
+                int j = 0;
+                while (j < p.count[r] && (p.piece[r][j].word != word || p.piece[r][j].left != left)) ++j;
+                p.piece[r][j].word = word;
+                p.piece[r][j].left = left;
+                p.piece[r][j].mask |= both(1u << to(c));
+                if (j == p.count[r]) ++p.count[r];
+            }
+        return p;
+    }
+    // Register r put together from its pieces, all of it `to` bits higher.
+    HW_FN u32 gather(const Pieces<kRegisters, kBits>& p, int r, int to) const {
+        u32 v = 0;
+        HW_UNROLL for (int j = 0; j < kBits; ++j)
+            if (j < p.count[r]) v |= shift(words[p.piece[r][j].word], p.piece[r][j].left + to) & p.piece[r][j].mask << to;
+        return v;
+    }
+    struct Whole { HW_FN constexpr int operator()(int c) const { return c; } };
     // The code of register i of step s in bits to .. to + kBits - 1 of both halves, all other bits 0.
     HW_FN u32 at(int s, int i, int to) const {
-        u32 r = 0;
-        if constexpr (kBits == 8) r = shift(low[2 * s + i / 2], to - 8 * (i & 1)) & both(0xffu << to);
-        if constexpr ((kBits & 4) != 0) r = shift(low[s], to - 4 * i) & both(0xfu << to);
-        if constexpr ((kBits & 2) != 0) r |= shift(two[s / 2], to + (kBits & 4) - 2 * (4 * (s & 1) + i)) & both(0x3u << (to + (kBits & 4)));
-        if constexpr ((kBits & 1) != 0) r |= shift(one, to + (kBits & 6) - (4 * s + i)) & both(0x1u << (to + (kBits & 6)));
-        return r;
+        constexpr Pieces<kRegisters, kBits> kPieces = pieces(Whole{});
+        return gather(kPieces, 4 * s + i, to);
     }
 };
 
@@ -64,6 +97,7 @@ template <class Operand, class Value> struct Convert;
 // moves per eight 4-bit weights: 10 issue slots a word instead of 18 (8192x8192, sm_90a).
 template <class Operand, class Value> struct ConvertInteger {
     using B = Bits<Operand>;
+    using C = Codes<Value>;
     static constexpr float kFactor = B::kFactor;
     HW_FN static constexpr u32 fixed_offset() {  // -kOffset / kFactor
         int log = -1;
@@ -71,9 +105,30 @@ template <class Operand, class Value> struct ConvertInteger {
         return log < 0 ? kMinusZero : B::power(log - (B::kFraction == 7 ? 6 : 9)) | kMinusZero;
     }
     HW_FN static u32 offset(u32 o) { return Operand::fma(both(o), B::power(B::kBias) | kMinusZero, kMinusZero); }  // of 0 .. 255
-    HW_FN static void step(u32 (&a)[4], const Codes<Value::kBits>& codes, int s, const u32 (&minus)[2]) {
+    // Where each register's code goes: where it costs the fewest shifts that no register before it has made. A shift by 8 serves most.
+    struct Targets { int to[C::kRegisters]; };
+    HW_FN static constexpr Targets targets() {
+        const auto p = C::pieces(typename C::Whole{});
+        Targets t{};
+        bool made[C::kWords][32] = {};  // by how much a word has been shifted right, plus 16
+        for (int r = 0; r < C::kRegisters; ++r) {
+            int best = 1 << 30;
+            for (int to = 0; to <= B::kFraction + 1 - Value::kBits; ++to) {
+                int cost = 0;
+                for (int j = 0; j < p.count[r]; ++j) {
+                    const int left = p.piece[r][j].left + to;
+                    cost += left == 0 || made[p.piece[r][j].word][16 - left] ? 0 : left == -8 ? 2 : 3;
+                }
+                if (cost < best) { best = cost; t.to[r] = to; }
+            }
+            for (int j = 0; j < p.count[r]; ++j) made[p.piece[r][j].word][16 - p.piece[r][j].left - t.to[r]] = true;
+        }
+        return t;
+    }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&minus)[2]) {
+        constexpr Targets kTargets = targets();
         HW_UNROLL for (int i = 0; i < 4; ++i) {
-            const int to = Codes<Value::kBits>::kSingle ? Codes<Value::kBits>::place(s, i) % 8 : 0;  // where no shift, or one for all, is needed
+            const int to = kTargets.to[4 * s + i];
             a[i] = Operand::fma(codes.at(s, i, to), B::power(B::kBias - to), minus[i & 1]);
         }
     }
@@ -86,17 +141,18 @@ template <class Operand, int kBits> struct Convert<Operand, Uint<kBits>> : Conve
 // also for subnormals (the operand's own carry them). Formats that exceed fp16 are not for it (problem.py).
 template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, Float<kExponent, kMantissa>> {
     using B = Bits<Operand>;
+    using C = Codes<Float<kExponent, kMantissa>>;
     static constexpr float kFactor = 1.0f;
-    static constexpr int kBits = 1 + kExponent + kMantissa;
     HW_FN static constexpr u32 fixed_offset() { return kMinusZero; }
     HW_FN static u32 offset(u32) { return kMinusZero; }
-    HW_FN static void step(u32 (&a)[4], const Codes<kBits>& codes, int s, const u32 (&minus)[2]) {
-        constexpr u32 kMagnitude = both(((1u << (kBits - 1)) - 1) << (B::kFraction - kMantissa));
-        HW_UNROLL for (int i = 0; i < 4; ++i) {
-            const u32 top = codes.at(s, i, 16 - kBits);  // the sign is in place
-            a[i] = Operand::fma((top & 0x80008000) | (shift(top, B::kFraction - kMantissa - (16 - kBits)) & kMagnitude),
-                                B::power(B::kBias - ((1 << (kExponent - 1)) - 1)), minus[i & 1]);
-        }
+    struct Target { HW_FN constexpr int operator()(int c) const { return c == C::kBits - 1 ? 15 : B::kFraction - kMantissa + c; } };
+    HW_FN static u32 pattern(const C& codes, int s, int i) {  // register i of step s, over the multiplier
+        constexpr auto kPieces = C::pieces(Target{});
+        return codes.gather(kPieces, 4 * s + i, 0);
+    }
+    HW_FN static constexpr u32 multiplier() { return B::power(B::kBias - ((1 << (kExponent - 1)) - 1)); }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&minus)[2]) {
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = Operand::fma(pattern(codes, s, i), multiplier(), minus[i & 1]);
     }
 };
 

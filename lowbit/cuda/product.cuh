@@ -14,7 +14,7 @@ template <class C, int kRowBlocks, int kTokenTiles, class LoadB, class AfterRead
 HW_FN void multiply_units(float (&acc)[kRowBlocks][kTokenTiles][4], const u32 (&smem_unit)[kRowBlocks], LoadB load_b, AfterReads after_reads) {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;
-    using UnitCodes = Codes<Value::kBits>;
+    using UnitCodes = Codes<Value>;
     constexpr int kVectorSteps = UnitCodes::kSteps, kVectors = UnitCodes::kVectors, kVectorK = 16 * kVectorSteps;
     constexpr bool kGrouped = C::kStep != 0;
     constexpr int kStep = kGrouped ? C::kStep : 128;                                // k that shares a scale

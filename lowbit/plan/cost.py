@@ -51,8 +51,8 @@ def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
 
 def _convert(problem: Problem) -> float:
     """Issue slots of a weight's conversion against int4's: measured for one plane, counted from the SASS for more."""
-    layout, value = layout_of(problem), problem.spec.value
-    more = 0.8 * (len(layout.planes) - 1)
+    value = problem.spec.value
+    more = 0.8 * (value.bits.bit_count() - 1)
     return more + (1.0 if value.is_int else 1.6 if value.bits == 8 else 2.1)
 
 

@@ -123,9 +123,9 @@ def test_tags_parse_and_nothing_else_does() -> None:
         for bits in (16, 8):
             layout = Layout(spec(name), 40, 264, bits)
             assert Layout.parse(layout.tag) == layout
-    for tag in ("", "lowbit1", "lowbit1:int4:axb:a16", "lowbit1:int4:4x:a16", "lowbit1:int4:4x4x4:a16", "lowbit1:int4:4x4:a32",
-                "lowbit2:int4:4x4:a16",
-                "lowbit1:int4:04x4:a16", "lowbit1:cb(1,)_g32:4x32:a16", "lowbit1:int4_t:0x4:a16"):  # fmt: skip
+    for tag in ("", "lowbit2", "lowbit2:int4:axb:a16", "lowbit2:int4:4x:a16", "lowbit2:int4:4x4x4:a16", "lowbit2:int4:4x4:a32",
+                "lowbit1:int4:4x4:a16",
+                "lowbit2:int4:04x4:a16", "lowbit2:cb(1,)_g32:4x32:a16", "lowbit2:int4_t:0x4:a16"):  # fmt: skip
         with pytest.raises(BadInput):
             Layout.parse(tag)
     assert tag_text(torch.tensor(list(b"abc"), dtype=torch.uint8)) == "abc"
