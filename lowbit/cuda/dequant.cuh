@@ -33,10 +33,15 @@ template <class Value> struct Codes {
     }
     // 16 * word + bit of its halves where bit c of register r lies; layout/fields.py in C++.
     HW_FN static constexpr int place(int r, int c) {
-        if (kIsFloat<Value> && kBits == 4) return r / 4 * 16 + (c == 3 ? 0xa9bf >> 4 * (r % 4) & 15 : (0xc036 >> 4 * (r % 4) & 15) + c);
-        if (kIsFloat<Value> && kBits == 8) return r / 2 * 16 + (r % 2 == 0 ? (c == 7 ? 15 : 4 + c) : c == 7 ? 11 : c < 4 ? c : 8 + c);
-        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kMiddle = kBits * ((kFields + 1) / 2), kWhole = kBits * kFields;
-        if (kLeft == 0 || r < kWhole) return r / kFields * 16 + r % kFields * kBits + c + (r % kFields * kBits >= kMiddle ? kLeft : 0);
+        constexpr bool kSpread = kIsFloat<Value> && kBits % 2 == 0;
+        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kWhole = kBits * kFields, kMiddle = kSpread && kLeft ? 15 - kLeft : kBits * ((kFields + 1) / 2);
+        const int field = r % kFields;
+        if (kSpread && r < kWhole) {  // a nibble for each field: its lowest magnitude bit, its sign
+            constexpr int kMagnitude = kBits == 4 ? 0xc036 : kBits == 6 ? 0x05 : 0x04, kSign = kBits == 4 ? 0xa9bf : kBits == 6 ? 0xaf : 0xbf;
+            const int above = kBits == 8 && field == 1 && c >= 4 ? 8 : 0;
+            return r / kFields * 16 + (c == kBits - 1 ? kSign >> 4 * field & 15 : (kMagnitude >> 4 * field & 15) + c + above);
+        }
+        if (kLeft == 0 || r < kWhole) return r / kFields * 16 + field * kBits + c + (field * kBits >= kMiddle ? kLeft : 0);
         constexpr int kMain = kBits - (kLeft ? kBits % kLeft : 0), kGap = kLeft ? kLeft : 1;
         const int i = r - kWhole, bit = (c + i % 2 * kMain) % kBits, number = bit < kMain ? i * kMain + bit : kLeft * kMain + i * (kBits - kMain) + bit - kMain;
         return number / kGap * 16 + kMiddle + number % kGap;

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-# 4-bit floats have four registers in a word, 8-bit floats two: (lowest magnitude bit, sign bit) of each.
-_FLOATS = {4: ((6, 15), (3, 11), (0, 9), (12, 10)), 8: ((4, 15), (0, 11))}
+# Floats of these widths for 16-bit operands: (lowest magnitude bit, sign bit) of each field of a word, where e2m1, e3m2 and e4m3 need the
+# fewest masks and shifts to become bf16.
+_FLOATS = {4: ((6, 15), (3, 11), (0, 9), (12, 10)), 6: ((5, 15), (0, 10)), 8: ((4, 15), (0, 11))}
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,19 @@ def pieces(bits: int, operand_bits: int, is_float: bool) -> tuple[Piece, ...]:
 
 def place(bits: int, operand_bits: int, is_float: bool, register: int, bit: int) -> tuple[int, int]:
     """(word, bit of its parts) where one bit of one register's code lies."""
-    if is_float and operand_bits == 16 and bits in _FLOATS:
-        word, i = divmod(register, 16 // bits)
-        magnitude, sign = _FLOATS[bits][i]
-        upper = 8 if bits == 8 and i == 1 and bit >= 4 else 0  # 0..3 and 12..14, around the sign
-        return word, sign if bit == bits - 1 else magnitude + upper + bit
-    # Whole fields, one half of them below and one above the bits that are left ...
-    fields = operand_bits // bits
-    left, middle = operand_bits - bits * fields, bits * ((fields + 1) // 2)
-    if register < bits * fields:
-        at = register % fields * bits
-        return register // fields, at + bit + (left if at >= middle else 0)
-    # ... which hold the last registers: `main` bits of each fill whole gaps, then come the rests, lowest bits first in odd registers.
+    fields = operand_bits // bits  # whole ones in a word ...
+    left, middle = operand_bits - bits * fields, bits * ((fields + 1) // 2)  # ... and the bits between them, from `middle` on
+    spread = _FLOATS.get(bits) if is_float and operand_bits == 16 else None
+    if spread is not None and left:
+        middle = spread[0][1] - left
+    word, field = divmod(register, fields)
+    if word < bits and spread is not None:
+        magnitude, sign = spread[field]
+        above = 8 if bits == 8 and field == 1 and bit >= 4 else 0  # its upper magnitude bits are at 12..14
+        return word, sign if bit == bits - 1 else magnitude + bit + above
+    if word < bits:
+        return word, field * bits + bit + (left if field * bits >= middle else 0)
+    # The last registers: `main` bits of each fill whole gaps, then come the rests, which are the lowest bits in every other register.
     i = register - bits * fields
     main = bits - bits % left
     bit = (bit + i % 2 * main) % bits
