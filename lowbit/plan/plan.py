@@ -184,8 +184,8 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         "int": 3 * plan.warp_blocks,
         "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
     }[problem.spec.zero]
-    split = 4 * (problem.spec.value.bits.bit_count() - 1) * plan.warp_blocks  # words, and codes put together from them
-    return 4 * tiles * sums + zeros + split + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
+    words = 4 * (problem.spec.value.bits.bit_count() - 1) * plan.warp_blocks  # beyond one vector, and codes in pieces
+    return 4 * tiles * sums + zeros + words + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
 def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
