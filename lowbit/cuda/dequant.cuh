@@ -23,18 +23,20 @@ template <int kRegisters, int kBits> struct Pieces { Piece piece[kRegisters][kBi
 
 // A lane's codes of one vector: four steps (two of 8-bit codes), register r = 4 * step + register of the step.
 template <class Value> struct Codes {
-    static constexpr int kBits = Value::kBits, kSteps = kBits == 8 ? 2 : 4, kVectors = 8 / kSteps, kRegisters = 4 * kSteps, kWords = kBits * kSteps / 4;
+    static constexpr int kBits = Value::kBits, kSteps = kBits == 8 ? 2 : 4, kVectors = 8 / kSteps, kRegisters = 4 * kSteps;
+    static constexpr int kWords = kBits * kSteps / 4, kFours = kWords & 4;
     u32 words[kWords];
     HW_FN void load(u32 smem_unit, int v) {  // runs of four words, two and one, each for all lanes side by side
         const u32 at = smem_unit + v * (128 * kWords), lane = lane_id();
-        if constexpr ((kWords & 4) != 0) { const U4 q = ld_shared_v4(at + lane * 16); words[0] = q.x; words[1] = q.y; words[2] = q.z; words[3] = q.w; }
-        if constexpr ((kWords & 2) != 0) { const U2 q = ld_shared_v2(at + 128 * (kWords & 4) + lane * 8); words[kWords & 4] = q.x; words[(kWords & 4) + 1] = q.y; }
+        if constexpr (kFours != 0) { const U4 q = ld_shared_v4(at + lane * 16); words[0] = q.x; words[1] = q.y; words[2] = q.z; words[3] = q.w; }
+        if constexpr ((kWords & 2) != 0) { const U2 q = ld_shared_v2(at + 128 * kFours + lane * 8); words[kFours] = q.x; words[kFours + 1] = q.y; }
         if constexpr ((kWords & 1) != 0) words[kWords - 1] = ld_shared_u32(at + 128 * (kWords - 1) + lane * 4);
     }
     // 16 * word + bit of its halves where bit c of register r lies; layout/fields.py in C++.
     HW_FN static constexpr int place(int r, int c) {
         constexpr bool kSpread = kIsFloat<Value> && kBits % 2 == 0;
-        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kWhole = kBits * kFields, kMiddle = kSpread && kLeft ? 15 - kLeft : kBits * ((kFields + 1) / 2);
+        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kWhole = kBits * kFields;
+        constexpr int kMiddle = kSpread && kLeft ? 15 - kLeft : kBits * ((kFields + 1) / 2);
         const int field = r % kFields;
         if (kSpread && r < kWhole) {  // a nibble for each field: its lowest magnitude bit, its sign
             constexpr int kMagnitude = kBits == 4 ? 0xc036 : kBits == 6 ? 0x05 : 0x04, kSign = kBits == 4 ? 0xa9bf : kBits == 6 ? 0xaf : 0xbf;
@@ -43,7 +45,8 @@ template <class Value> struct Codes {
         }
         if (kLeft == 0 || r < kWhole) return r / kFields * 16 + field * kBits + c + (field * kBits >= kMiddle ? kLeft : 0);
         constexpr int kMain = kBits - (kLeft ? kBits % kLeft : 0), kGap = kLeft ? kLeft : 1;
-        const int i = r - kWhole, bit = (c + i % 2 * kMain) % kBits, number = bit < kMain ? i * kMain + bit : kLeft * kMain + i * (kBits - kMain) + bit - kMain;
+        const int i = r - kWhole, bit = (c + i % 2 * kMain) % kBits;
+        const int number = bit < kMain ? i * kMain + bit : kLeft * kMain + i * (kBits - kMain) + bit - kMain;
         return number / kGap * 16 + kMiddle + number % kGap;
     }
     // The pieces that bring bit c of every code to bit to(c) of both halves: one for each shift of a word.
@@ -54,9 +57,7 @@ template <class Value> struct Codes {
                 const int word = place(r, c) / 16, left = to(c) - place(r, c) % 16;
                 int j = 0;
                 while (j < p.count[r] && (p.piece[r][j].word != word || p.piece[r][j].left != left)) ++j;
-                p.piece[r][j].word = word;
-                p.piece[r][j].left = left;
-                p.piece[r][j].mask |= both(1u << to(c));
+                p.piece[r][j] = {word, left, p.piece[r][j].mask | both(1u << to(c))};
                 if (j == p.count[r]) ++p.count[r];
             }
         return p;
@@ -110,7 +111,8 @@ template <class Operand, class Value> struct ConvertInteger {
         return log < 0 ? kMinusZero : B::power(log - (B::kFraction == 7 ? 6 : 9)) | kMinusZero;
     }
     HW_FN static u32 offset(u32 o) { return Operand::fma(both(o), B::power(B::kBias) | kMinusZero, kMinusZero); }  // of 0 .. 255
-    // Where each register's code goes: where it costs the fewest shifts that no register before it has made. A shift by 8 serves most.
+    // The bit that each register's code starts at: where it takes the fewest shifts that no register before it has made. A word needs no shift
+    // for the fields of its lower byte and one, by 8, for those of the upper; FORMATS.md counts them.
     struct Targets { int to[C::kRegisters]; };
     HW_FN static constexpr Targets targets() {
         const auto p = C::pieces(typename C::Whole{});
@@ -143,7 +145,8 @@ template <class Operand, int kBits> struct Convert<Operand, Uint<kBits>> : Conve
 
 // Floats  s|e..e|m..m. The exponent and mantissa bits move to the top of the operand's mantissa and the bottom of its exponent, the
 // sign to bit 15: bf16 s|0..0e..e|m..m0..0. The number is then too small by 2^(bias difference); multiplying by that power of two is exact,
-// also for subnormals (the operand's own carry them). Formats that exceed fp16 are not for it (problem.py).
+// also for subnormals (the operand's own carry them). Formats that exceed fp16 are not for it (problem.py). The bits cannot go elsewhere, as
+// an integer's may: so the layout has them where e2m1, e3m2 and e4m3 as bf16 need the fewest masks and shifts.
 template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, Float<kExponent, kMantissa>> {
     using B = Bits<Operand>;
     using C = Codes<Float<kExponent, kMantissa>>;

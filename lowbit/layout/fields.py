@@ -45,8 +45,8 @@ def pieces(bits: int, operand_bits: int, is_float: bool) -> tuple[Piece, ...]:
 
 def place(bits: int, operand_bits: int, is_float: bool, register: int, bit: int) -> tuple[int, int]:
     """(word, bit of its parts) where one bit of one register's code lies."""
-    fields = operand_bits // bits  # whole ones in a word ...
-    left, middle = operand_bits - bits * fields, bits * ((fields + 1) // 2)  # ... and the bits between them, from `middle` on
+    fields = operand_bits // bits  # whole ones in a word; between them `left` bits, from `middle` on, are a gap
+    left, middle = operand_bits - bits * fields, bits * ((fields + 1) // 2)
     spread = _FLOATS.get(bits) if is_float and operand_bits == 16 else None
     if spread is not None and left:
         middle = spread[0][1] - left

@@ -148,7 +148,7 @@ FAULTS = [
     Fault("upper field read from the gap", "seven bits", "dequant.cuh", "field * kBits >= kMiddle", "field * kBits > kMiddle", NUMBERS),
     Fault("rest of an odd register taken for its highest bits", "seven bits", "dequant.cuh", "(c + i % 2 * kMain) % kBits", "c", NUMBERS),
     Fault("rests of two registers from the same bits", "seven bits", "dequant.cuh", "kLeft * kMain + i * (kBits - kMain)", "kLeft * kMain", NUMBERS),
-    Fault("run of two words read from that of four", "seven bits", "dequant.cuh", "at + 128 * (kWords & 4) + lane * 8", "at + lane * 8", NUMBERS),
+    Fault("run of two words read from that of four", "seven bits", "dequant.cuh", "at + 128 * kFours + lane * 8", "at + lane * 8", NUMBERS),
     Fault("single word of another lane", "seven bits", "dequant.cuh", "128 * (kWords - 1) + lane * 4", "128 * (kWords - 1) + (lane ^ 1) * 4", NUMBERS),
     Fault("codes of the first half of a unit for both", "seven bits", "dequant.cuh", "smem_unit + v * (128 * kWords)", "smem_unit", NUMBERS),
     Fault("zero points ignored", "zero points", "product.cuh", "if constexpr (C::kZero == kIntZero) {", "if constexpr (false) {", NUMBERS),

@@ -35,8 +35,8 @@ PROBE_FORMATS = (
 MORE_FORMATS = (
     "int1_g32", "int2_g64", "int3_g128", "int5_g32", "int6", "int7_g16", "uint1z_g128", "uint2_g16", "uint3z_g64", "uint4z_g128", "uint5_t",
     "uint6z_g32", "uint7z", "uint8z_g64", "int4z_g32", "int8z", "uint4zf_g32", "int3zf_g128", "uint5zf_g64", "int4_g32_ue5m3", "int4_g64_e5m2",
-    "fp3_e1m1_g16", "fp4_e1m2_g32", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128", "fp8_e1m6",
-    "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8",
+    "fp3_e1m1_g16", "fp4_e1m2_g32", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128",
+    "fp8_e1m6", "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8",
 )  # fmt: skip
 
 
