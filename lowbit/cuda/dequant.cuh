@@ -1,8 +1,8 @@
 // Packed codes, scales and zero points to numbers, exactly, in registers.
 // Knows bit patterns only; it must not know where codes come from or what they are multiplied with.
 //
-// A step is one m16n8k16: its four A registers hold two elements each, the lower half the first. Codes are cut into planes of 8, 4, 2
-// and 1 bits (layout/pack.py); in every 16-bit half of a plane's words, field 4s + i belongs to register i of step s.
+// A step is one m16n8k16: its four A registers hold two elements each, the lower half the first. Codes of b bits for four steps are b
+// words of a lane (layout/fields.py); every 16-bit half of a word holds bits of one element, so shifts and masks serve both.
 #pragma once
 #include "types.cuh"
 
@@ -14,27 +14,66 @@ template <int kExponent_, int kMantissa_> struct Float { static constexpr int kB
 HW_FN u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
 HW_FN constexpr u32 both(u32 half) { return half * 0x10001u; }
 
-// A lane's codes of one vector: four steps (two of 8-bit codes).
-template <int kBits> struct Codes {
-    static constexpr int kSteps = kBits == 8 ? 2 : 4, kLow = kBits & 12, kVectors = 8 / kSteps;
-    static constexpr bool kSingle = kBits == (kBits & -kBits);  // one plane
-    u32 low[4], two[2], one;
-    HW_FN void load(u32 smem_unit, int v) {
-        const u32 lane = lane_id();
-        if constexpr (kLow != 0) { const U4 q = ld_shared_v4(smem_unit + v * 512 + lane * 16); low[0] = q.x; low[1] = q.y; low[2] = q.z; low[3] = q.w; }
-        if constexpr ((kBits & 2) != 0) { const U2 q = ld_shared_v2(smem_unit + 256 * (kBits & 4) + lane * 16 + v * 8); two[0] = q.x; two[1] = q.y; }
-        if constexpr ((kBits & 1) != 0) one = ld_shared_u32(smem_unit + 256 * (kBits & 6) + lane * 8 + v * 4);
+template <class Value> constexpr bool kIsFloat = false;
+template <int kExponent, int kMantissa> constexpr bool kIsFloat<Float<kExponent, kMantissa>> = true;
+
+// What makes up the codes of kRegisters registers: count[r] pieces, each a word shifted left (right if negative) and masked.
+struct Piece { int word, left; u32 mask; };
+template <int kRegisters, int kBits> struct Pieces { Piece piece[kRegisters][kBits]; int count[kRegisters]; };
+
+// A lane's codes of one vector: four steps (two of 8-bit codes), register r = 4 * step + register of the step.
+template <class Value> struct Codes {
+    static constexpr int kBits = Value::kBits, kSteps = kBits == 8 ? 2 : 4, kVectors = 8 / kSteps, kRegisters = 4 * kSteps;
+    static constexpr int kWords = kBits * kSteps / 4, kFours = kWords & 4;
+    u32 words[kWords];
+    HW_FN void load(u32 smem_unit, int v) {  // runs of four words, two and one, each for all lanes side by side
+        const u32 at = smem_unit + v * (128 * kWords), lane = lane_id();
+        if constexpr (kFours != 0) { const U4 q = ld_shared_v4(at + lane * 16); words[0] = q.x; words[1] = q.y; words[2] = q.z; words[3] = q.w; }
+        if constexpr ((kWords & 2) != 0) { const U2 q = ld_shared_v2(at + 128 * kFours + lane * 8); words[kFours] = q.x; words[kFours + 1] = q.y; }
+        if constexpr ((kWords & 1) != 0) words[kWords - 1] = ld_shared_u32(at + 128 * (kWords - 1) + lane * 4);
     }
-    // Where the field of register i of step s lies in its half word, if there is one plane.
-    HW_FN static constexpr int place(int s, int i) { return kBits == 8 ? 8 * (i & 1) : kBits == 4 ? 4 * i : kBits == 2 ? 2 * (4 * (s & 1) + i) : 4 * s + i; }
+    // 16 * word + bit of its halves where bit c of register r lies; layout/fields.py in C++.
+    HW_FN static constexpr int place(int r, int c) {
+        constexpr bool kSpread = kIsFloat<Value> && kBits % 2 == 0;
+        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kWhole = kBits * kFields;
+        constexpr int kMiddle = kSpread && kLeft ? 15 - kLeft : kBits * ((kFields + 1) / 2);
+        const int field = r % kFields;
+        if (kSpread && r < kWhole) {  // a nibble for each field: its lowest magnitude bit, its sign
+            constexpr int kMagnitude = kBits == 4 ? 0xc036 : kBits == 6 ? 0x05 : 0x04, kSign = kBits == 4 ? 0xa9bf : kBits == 6 ? 0xaf : 0xbf;
+            const int above = kBits == 8 && field == 1 && c >= 4 ? 8 : 0;
+            return r / kFields * 16 + (c == kBits - 1 ? kSign >> 4 * field & 15 : (kMagnitude >> 4 * field & 15) + c + above);
+        }
+        if (kLeft == 0 || r < kWhole) return r / kFields * 16 + field * kBits + c + (field * kBits >= kMiddle ? kLeft : 0);
+        constexpr int kMain = kBits - (kLeft ? kBits % kLeft : 0), kGap = kLeft ? kLeft : 1;
+        const int i = r - kWhole, bit = (c + i % 2 * kMain) % kBits;
+        const int number = bit < kMain ? i * kMain + bit : kLeft * kMain + i * (kBits - kMain) + bit - kMain;
+        return number / kGap * 16 + kMiddle + number % kGap;
+    }
+    // The pieces that bring bit c of every code to bit to(c) of both halves: one for each shift of a word.
+    template <class To> HW_FN static constexpr Pieces<kRegisters, kBits> pieces(To to) {
+        Pieces<kRegisters, kBits> p{};
+        for (int r = 0; r < kRegisters; ++r)
+            for (int c = 0; c < kBits; ++c) {
+                const int word = place(r, c) / 16, left = to(c) - place(r, c) % 16;
+                int j = 0;
+                while (j < p.count[r] && (p.piece[r][j].word != word || p.piece[r][j].left != left)) ++j;
+                p.piece[r][j] = {word, left, p.piece[r][j].mask | both(1u << to(c))};
+                if (j == p.count[r]) ++p.count[r];
+            }
+        return p;
+    }
+    // Register r put together from its pieces, all of it `to` bits higher.
+    HW_FN u32 gather(const Pieces<kRegisters, kBits>& p, int r, int to) const {
+        u32 v = 0;
+        HW_UNROLL for (int j = 0; j < kBits; ++j)
+            if (j < p.count[r]) v |= shift(words[p.piece[r][j].word], p.piece[r][j].left + to) & p.piece[r][j].mask << to;
+        return v;
+    }
+    struct Whole { HW_FN constexpr int operator()(int c) const { return c; } };
     // The code of register i of step s in bits to .. to + kBits - 1 of both halves, all other bits 0.
     HW_FN u32 at(int s, int i, int to) const {
-        u32 r = 0;
-        if constexpr (kBits == 8) r = shift(low[2 * s + i / 2], to - 8 * (i & 1)) & both(0xffu << to);
-        if constexpr ((kBits & 4) != 0) r = shift(low[s], to - 4 * i) & both(0xfu << to);
-        if constexpr ((kBits & 2) != 0) r |= shift(two[s / 2], to + (kBits & 4) - 2 * (4 * (s & 1) + i)) & both(0x3u << (to + (kBits & 4)));
-        if constexpr ((kBits & 1) != 0) r |= shift(one, to + (kBits & 6) - (4 * s + i)) & both(0x1u << (to + (kBits & 6)));
-        return r;
+        constexpr Pieces<kRegisters, kBits> kPieces = pieces(Whole{});
+        return gather(kPieces, 4 * s + i, to);
     }
 };
 
@@ -64,6 +103,7 @@ template <class Operand, class Value> struct Convert;
 // moves per eight 4-bit weights: 10 issue slots a word instead of 18 (8192x8192, sm_90a).
 template <class Operand, class Value> struct ConvertInteger {
     using B = Bits<Operand>;
+    using C = Codes<Value>;
     static constexpr float kFactor = B::kFactor;
     HW_FN static constexpr u32 fixed_offset() {  // -kOffset / kFactor
         int log = -1;
@@ -71,9 +111,31 @@ template <class Operand, class Value> struct ConvertInteger {
         return log < 0 ? kMinusZero : B::power(log - (B::kFraction == 7 ? 6 : 9)) | kMinusZero;
     }
     HW_FN static u32 offset(u32 o) { return Operand::fma(both(o), B::power(B::kBias) | kMinusZero, kMinusZero); }  // of 0 .. 255
-    HW_FN static void step(u32 (&a)[4], const Codes<Value::kBits>& codes, int s, const u32 (&minus)[2]) {
+    // The bit that each register's code starts at: where it takes the fewest shifts that no register before it has made. A word needs no shift
+    // for the fields of its lower byte and one, by 8, for those of the upper; FORMATS.md counts them.
+    struct Targets { int to[C::kRegisters]; };
+    HW_FN static constexpr Targets targets() {
+        const auto p = C::pieces(typename C::Whole{});
+        Targets t{};
+        bool made[C::kWords][32] = {};  // by how much a word has been shifted right, plus 16
+        for (int r = 0; r < C::kRegisters; ++r) {
+            int best = 1 << 30;
+            for (int to = 0; to <= B::kFraction + 1 - Value::kBits; ++to) {
+                int cost = 0;
+                for (int j = 0; j < p.count[r]; ++j) {
+                    const int left = p.piece[r][j].left + to;
+                    cost += left == 0 || made[p.piece[r][j].word][16 - left] ? 0 : left == -8 ? 2 : 3;
+                }
+                if (cost < best) { best = cost; t.to[r] = to; }
+            }
+            for (int j = 0; j < p.count[r]; ++j) made[p.piece[r][j].word][16 - p.piece[r][j].left - t.to[r]] = true;
+        }
+        return t;
+    }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&minus)[2]) {
+        constexpr Targets kTargets = targets();
         HW_UNROLL for (int i = 0; i < 4; ++i) {
-            const int to = Codes<Value::kBits>::kSingle ? Codes<Value::kBits>::place(s, i) % 8 : 0;  // where no shift, or one for all, is needed
+            const int to = kTargets.to[4 * s + i];
             a[i] = Operand::fma(codes.at(s, i, to), B::power(B::kBias - to), minus[i & 1]);
         }
     }
@@ -83,20 +145,22 @@ template <class Operand, int kBits> struct Convert<Operand, Uint<kBits>> : Conve
 
 // Floats  s|e..e|m..m. The exponent and mantissa bits move to the top of the operand's mantissa and the bottom of its exponent, the
 // sign to bit 15: bf16 s|0..0e..e|m..m0..0. The number is then too small by 2^(bias difference); multiplying by that power of two is exact,
-// also for subnormals (the operand's own carry them). Formats that exceed fp16 are not for it (problem.py).
+// also for subnormals (the operand's own carry them). Formats that exceed fp16 are not for it (problem.py). The bits cannot go elsewhere, as
+// an integer's may: so the layout has them where e2m1, e3m2 and e4m3 as bf16 need the fewest masks and shifts.
 template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, Float<kExponent, kMantissa>> {
     using B = Bits<Operand>;
+    using C = Codes<Float<kExponent, kMantissa>>;
     static constexpr float kFactor = 1.0f;
-    static constexpr int kBits = 1 + kExponent + kMantissa;
     HW_FN static constexpr u32 fixed_offset() { return kMinusZero; }
     HW_FN static u32 offset(u32) { return kMinusZero; }
-    HW_FN static void step(u32 (&a)[4], const Codes<kBits>& codes, int s, const u32 (&minus)[2]) {
-        constexpr u32 kMagnitude = both(((1u << (kBits - 1)) - 1) << (B::kFraction - kMantissa));
-        HW_UNROLL for (int i = 0; i < 4; ++i) {
-            const u32 top = codes.at(s, i, 16 - kBits);  // the sign is in place
-            a[i] = Operand::fma((top & 0x80008000) | (shift(top, B::kFraction - kMantissa - (16 - kBits)) & kMagnitude),
-                                B::power(B::kBias - ((1 << (kExponent - 1)) - 1)), minus[i & 1]);
-        }
+    struct Target { HW_FN constexpr int operator()(int c) const { return c == C::kBits - 1 ? 15 : B::kFraction - kMantissa + c; } };
+    HW_FN static u32 pattern(const C& codes, int s, int i) {  // register i of step s, over the multiplier
+        constexpr auto kPieces = C::pieces(Target{});
+        return codes.gather(kPieces, 4 * s + i, 0);
+    }
+    HW_FN static constexpr u32 multiplier() { return B::power(B::kBias - ((1 << (kExponent - 1)) - 1)); }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&minus)[2]) {
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = Operand::fma(pattern(codes, s, i), multiplier(), minus[i & 1]);
     }
 };
 
@@ -130,7 +194,7 @@ template <class Operand, int kBits, u16... kEntries> struct Convert<Operand, Cod
         if constexpr (kBits < 4) return r;
         return (prmt(k8, k12, sel) & top) | (r & ~top);
     }
-    HW_FN static void step(u32 (&a)[4], const Codes<kBits>& codes, int s, const u32 (&)[2]) {
+    HW_FN static void step(u32 (&a)[4], const Codes<Codebook<kBits, kEntries...>>& codes, int s, const u32 (&)[2]) {
         const u32 word = codes.at(s, 0, 0) | codes.at(s, 1, 4) | codes.at(s, 2, 8) | codes.at(s, 3, 12), left = word << 4;
         const u32 index = kBits < 4 ? word : word & 0x77777777;
         HW_UNROLL for (int pair = 0; pair < 2; ++pair) {

@@ -14,7 +14,7 @@ namespace lowbit {
 template <class C, int kRowBlocks> struct Weights {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;
-    using UnitCodes = Codes<Value::kBits>;
+    using UnitCodes = Codes<Value>;
     static constexpr int kSteps = UnitCodes::kSteps, kVectors = UnitCodes::kVectors, kVectorK = 16 * kSteps;
     static constexpr bool kGrouped = C::kStep != 0, kSums = kGrouped && !C::kFold;
     static constexpr int kStep = kGrouped ? C::kStep : 128;                          // k that shares a scale

@@ -17,18 +17,19 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import EllipsisType
 
 import torch
 
 from lowbit.errors import BadInput, BadType, Unsupported
+from lowbit.layout.fields import Piece, pieces
 from lowbit.layout.fragments import UNIT_K, UNIT_ROWS, FragmentMap
 from lowbit.weights import QuantWeight, WeightSpec
 
 PANEL_BLOCKS = 8
-VERSION = 1  # part of the tag: raise it whenever the meaning of the bytes changes
+VERSION = 2  # part of the tag: raise it whenever the meaning of the bytes changes
 LANES = 32
 ORDER_STEPS = (128, 64, 32, 16)  # k that share a scale in packed act-order weights: what every kernel takes
+GROUPS = 2  # of operand_bits registers a lane, in a unit
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,9 @@ class Layout:
         return -(-self.packed_k // UNIT_K)
 
     @property
-    def planes(self) -> tuple[int, ...]:
-        """Codes are cut into fields of 1, 2, 4 or 8 bits, the lowest bits first: 6 = 4 + 2."""
-        bits = self.spec.value.bits
-        return (8,) if bits == 8 else tuple(w for w in (4, 2, 1) if bits & w)
+    def pieces(self) -> tuple[Piece, ...]:
+        """How the codes of operand_bits registers share words; a unit holds two such groups."""
+        return pieces(self.spec.value.bits, self.operand_bits, self.spec.value.is_float)
 
     @property
     def grouped(self) -> bool:
@@ -250,7 +250,7 @@ def unpack(packed: PackedWeight) -> QuantWeight:
     codes, scales, zeros = [], [], []
     for expert in range(e):
         units = _row_major(layout, packed.units[expert])
-        values = _merge_planes(layout, units[..., : layout.code_bytes])[: layout.n, : layout.packed_k]
+        values = _from_words(layout, units[..., : layout.code_bytes])[: layout.n, : layout.packed_k]
         codes.append(stored_codes(spec, values))
         side = units[..., layout.code_bytes :]
         if layout.grouped:
@@ -292,7 +292,7 @@ def _pack_rows(
         values = _pad(values, values.shape[0], layout.k + 1, zero_code).index_select(1, perm)
     blocks = -(-values.shape[0] // UNIT_ROWS)
     padded = _pad(values, blocks * UNIT_ROWS, layout.k_blocks * UNIT_K, zero_code)
-    parts = [_split_planes(layout, padded)]
+    parts = [_to_words(layout, padded)]
     if layout.grouped:
         parts.append(_spread(layout, qw.scales[expert], rows, blocks, groups))
     if layout.spec.zero != "none" and qw.zeros is not None:
@@ -315,71 +315,56 @@ def _pad(t: torch.Tensor, rows: int, columns: int, value: int) -> torch.Tensor:
     return out
 
 
-def _slot_bits(view: torch.Tensor, steps: int) -> torch.Tensor:
-    """(..., steps, 2, 2, e) -> (..., 2, 2, ..., 2, e): one axis per bit of the slot number, highest first."""
-    split: torch.Tensor = view.unflatten(4, (2,) * (steps.bit_length() - 1))  # type: ignore[no-untyped-call]
-    return split
-
-
-def _slot(i: int, digits: int) -> tuple[EllipsisType | int | slice, ...]:
-    """The index that fixes the last `digits` bits of the slot number to those of `i`."""
-    return (..., *((i >> (digits - 1 - d)) & 1 for d in range(digits)), slice(None))
-
-
-def _split_planes(layout: Layout, codes: torch.Tensor) -> torch.Tensor:
+def _to_words(layout: Layout, codes: torch.Tensor) -> torch.Tensor:
     """uint8 (blocks*16, k_blocks*128) -> uint8 (blocks, k_blocks, code_bytes)."""
-    fragments = layout.fragments
-    word = torch.int16 if layout.operand_bits == 16 else torch.uint8  # one element's field of a 32-bit word
-    view = _slot_bits(fragments.split(codes), fragments.steps)
-    blocks, k_blocks = view.shape[:2]
-    parts, shift = [], 0
-    for width in layout.planes:
-        per_word = layout.operand_bits // width
-        digits = per_word.bit_length() - 1
-        fields: torch.Tensor | None = None
-        for i in range(per_word):
-            part = view[_slot(i, digits)]
-            part = (part >> shift) & ((1 << width) - 1) if len(layout.planes) > 1 else part
-            part = part.to(word) << (width * i) if i else part.to(word)
-            fields = part if fields is None else fields.bitwise_or_(part)
-        if fields is None:
-            raise BadInput(f"plane width {width} does not fit operands of {layout.operand_bits} bits")
-        words = fragments.slots // per_word
-        vector = min(4, words)
-        lanes = fields.reshape(blocks, k_blocks, LANES, words // vector, vector * fragments.elements)
-        parts.append(lanes.transpose(2, 3).contiguous().view(torch.uint8).view(blocks, k_blocks, -1))
-        shift += width
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    bits, part = layout.spec.value.bits, _part(layout)
+    view = layout.fragments.split(codes)
+    blocks, k_blocks, steps, elements = *view.shape[:2], view.shape[4], view.shape[7]
+    view = view.unflatten(4, (2, steps // 2)).permute(5, 6, 7, 0, 1, 4, 2, 3, 8).flatten(-2)  # type: ignore[no-untyped-call]
+    chunks = view.view(torch.int64).contiguous()  # the codes of four lanes, eight bytes at a time
+    registers = chunks.view(torch.uint8).view(layout.operand_bits, blocks, k_blocks, GROUPS, LANES, elements)
+    words: list[torch.Tensor | None] = [None] * bits
+    for piece in layout.pieces:
+        code = registers[piece.register]
+        if piece.width < bits:
+            code = (code >> piece.low) & ((1 << piece.width) - 1)
+        code = code.to(part) << piece.at if piece.at else code.to(part)
+        so_far = words[piece.word]
+        words[piece.word] = code if so_far is None else so_far.bitwise_or_(code)
+    lanes = [word.view(torch.int32) for word in words if word is not None]
+    runs = [torch.cat(lanes[run], -1).view(blocks, k_blocks, GROUPS, -1) for run in _runs(bits)]
+    return torch.cat(runs, -1).view(torch.uint8).view(blocks, k_blocks, -1)
 
 
-def _merge_planes(layout: Layout, data: torch.Tensor) -> torch.Tensor:
-    """Inverse of `_split_planes`."""
-    fragments = layout.fragments
-    word = torch.int16 if layout.operand_bits == 16 else torch.uint8
+def _from_words(layout: Layout, data: torch.Tensor) -> torch.Tensor:
+    """Inverse of `_to_words`."""
+    fragments, bits, part = layout.fragments, layout.spec.value.bits, _part(layout)
     blocks, k_blocks = data.shape[:2]
-    bits = (2,) * (fragments.slots.bit_length() - 1)
-    codes = torch.zeros((blocks, k_blocks, 8, 4, *bits, fragments.elements), dtype=torch.uint8, device=data.device)
-    shift, start = 0, 0
-    for width in layout.planes:
-        per_word = layout.operand_bits // width
-        digits = per_word.bit_length() - 1
-        words = fragments.slots // per_word
-        vector = min(4, words)
-        size = UNIT_ROWS * UNIT_K // 8 * width
-        lanes = (
-            data[..., start : start + size]
-            .contiguous()
-            .view(word)
-            .view(blocks, k_blocks, words // vector, LANES, vector * fragments.elements)
-        )
-        fields = lanes.transpose(2, 3).reshape(blocks, k_blocks, 8, 4, *bits[: len(bits) - digits], fragments.elements)
-        for i in range(per_word):
-            target = codes[_slot(i, digits)]
-            target |= ((fields >> (width * i)) & ((1 << width) - 1)).to(torch.uint8) << shift
-        shift += width
-        start += size
-    view = codes.view(blocks, k_blocks, 8, 4, fragments.steps, 2, 2, fragments.elements)
-    return fragments.join(view)
+    groups = data.contiguous().view(torch.int32).view(blocks, k_blocks, GROUPS, LANES * bits)
+    words: list[torch.Tensor] = []
+    for run in _runs(bits):
+        lanes = groups[..., LANES * run.start : LANES * run.stop].unflatten(-1, (LANES, -1))  # type: ignore[no-untyped-call]
+        words += [word.contiguous().view(part) for word in lanes.split(1, -1)]
+    registers = torch.zeros(
+        (layout.operand_bits, blocks, k_blocks, GROUPS, LANES, fragments.elements), dtype=torch.uint8, device=data.device
+    )
+    for piece in layout.pieces:
+        field = (words[piece.word] >> piece.at) & ((1 << piece.width) - 1)
+        registers[piece.register] |= field.to(torch.uint8) << piece.low
+    steps = fragments.steps
+    view = registers.view(steps // 2, 2, 2, blocks, k_blocks, GROUPS, 8, 4, fragments.elements)
+    return fragments.join(view.permute(3, 4, 6, 7, 5, 0, 1, 2, 8).flatten(4, 5))
+
+
+def _part(layout: Layout) -> torch.dtype:
+    """One element's part of a 32-bit word."""
+    return torch.int16 if layout.operand_bits == 16 else torch.uint8
+
+
+def _runs(bits: int) -> list[slice]:
+    """The words of a group as a lane loads them, four, two or one at a time; the 32 lanes of a run lie side by side."""
+    starts = [*range(0, bits & 12, 4), *(bits & ~(2 * run - 1) for run in (2, 1) if bits & run)]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], bits], strict=True)]
 
 
 # ---- the order of columns -------------------------------------------------------------------------------------------------------

@@ -198,13 +198,13 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         "int": 3 * plan.warp_blocks,
         "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
     }[problem.spec.zero]
-    planes = 4 * (len(layout.planes) - 1) * plan.warp_blocks  # words of further planes, codes put together from them
-    planes += 8 if problem.spec.value.kind == "codebook" else 0  # the bytes of 16 entries
+    words = 4 * (problem.spec.value.bits.bit_count() - 1) * plan.warp_blocks  # beyond one vector, and codes in pieces
+    words += 8 if problem.spec.value.kind == "codebook" else 0  # the bytes of 16 entries
     if plan.family == "stream_wgmma":  # the sums of all groups of a vector are alive at once
         vector = 32 if problem.spec.value.bits == 8 else 64
         parts = 4 * tiles * max(1, vector // layout.step) if sums == 2 else 0
-        return 4 * tiles + parts + zeros + planes + 32 + 8 * plan.warp_blocks + scale_words + 20
-    return 4 * tiles * sums + zeros + planes + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
+        return 4 * tiles + parts + zeros + words + 32 + 8 * plan.warp_blocks + scale_words + 20
+    return 4 * tiles * sums + zeros + words + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
 def _illegal_cut(problem: Problem, plan: Plan) -> list[str]:

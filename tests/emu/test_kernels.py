@@ -34,13 +34,13 @@ PROBE_FORMATS = (
     "int4_g128", "int4_g64", "int4_g32", "int4", "int4_g128_e8m0", "int8", "int8_g128",
     "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4", "fp4_e2m1_g16_e8m0", "nf4",
 )  # fmt: skip
-# All widths, one plane to three, with and without sign and zero points; floats of every width and of few and many exponent bits; codebooks of
+# All widths, whose words differ, with and without sign and zero points; floats of every width and of few and many exponent bits; codebooks of
 # every width, half of them with entries that no operand holds.
 MORE_FORMATS = (
     "int1_g32", "int2_g64", "int3_g128", "int5_g32", "int6", "int7_g16", "uint1z_g128", "uint2_g16", "uint3z_g64", "uint4z_g128", "uint5_t",
     "uint6z_g32", "uint7z", "uint8z_g64", "int4z_g32", "int8z", "uint4zf_g32", "int3zf_g128", "uint5zf_g64", "int4_g32_ue5m3", "int4_g64_e5m2",
-    "fp3_e1m1_g16", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128", "fp8_e1m6",
-    "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8", "two(-1.5,0.3)_g32", "three(-1.0,0.1,1.0)_g64", "four(3.0,-0.25,0.0,-2.0)_g16",
+    "fp3_e1m1_g16", "fp4_e1m2_g32", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128",
+    "fp8_e1m6", "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8", "two(-1.5,0.3)_g32", "three(-1.0,0.1,1.0)_g64", "four(3.0,-0.25,0.0,-2.0)_g16",
     "eight(0.1,-0.2,0.3,-0.4,0.5,-0.6,0.7,-0.8)_g32", "six(-1.0,7.0,0.5,-3.0,0.0,1.25)", "nf4_g16_bf16", f"{SIXTEEN}_g32",
     "eleven(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,0.0)_t",
 )  # fmt: skip
@@ -105,7 +105,10 @@ def probe_plans(chip: str) -> dict[str, Plan]:
 
 
 def probes(chip: str) -> list[Run]:
-    """Both common plans with every format and operand; the special ones with one integer and one float format."""
+    """Both common plans with every format and operand; the special ones with one integer and one float format.
+
+    Of the further formats, a thorough chip tries both plans with one operand each, sm_80 and sm_90a the other way round.
+    """
     runs = []
     for name, plan in probe_plans(chip).items():
         for act in acts_of(chip):
@@ -117,10 +120,10 @@ def probes(chip: str) -> list[Run]:
         # fp8_e5m2 times a power of two leaves fp16's range, as an output
         fits = [act for act in acts_of(chip) if not unsupported(WeightSpec.parse(spec), act, arch(chip))]
         acts = [act for act in fits if (act, spec) != ("fp16", "fp8_e5m2")]
-        turn = number + ARCHS.index(chip)
-        for family, plan in common if chip in THOROUGH else common[turn % 2 :][:1]:
-            if acts and (family != "stream_wgmma" or "zf" not in spec):
-                run = Run(chip, spec, 40, 264, 264, acts[turn // 2 % len(acts)], plan)
+        turn = number + (THOROUGH if chip in THOROUGH else ARCHS).index(chip)
+        for family, (kind, plan) in enumerate(common) if chip in THOROUGH else [(turn // 2, common[turn % 2])]:
+            if acts and (kind != "stream_wgmma" or "zf" not in spec):
+                run = Run(chip, spec, 40, 264, 264, acts[(turn + family) % len(acts)], plan)
                 few_bits = bool(illegal(run.problem, plan))  # partial sums need a longer ring of smaller stages
                 runs.append(replace(run, plan=replace(plan, stages=6)) if few_bits else run)
     return runs

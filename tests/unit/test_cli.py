@@ -105,7 +105,7 @@ def test_inspect_json_holds_the_layout_and_a_plan_for_every_m(capsys: pytest.Cap
     found = json.loads(output(capsys, *arguments, "--json"))
     units = 7 * 3  # blocks of 16 rows x blocks of 128 k
     assert found["layout"] == {
-        "tag": "lowbit1:nvfp4:100x300:a16",
+        "tag": "lowbit2:nvfp4:100x300:a16",
         "row_blocks": 7,
         "k_blocks": 3,
         "unit_bytes": 1024 + 16 * 8,
@@ -202,7 +202,7 @@ def test_warmup_refuses_files_without_layers_and_other_layouts(capsys: pytest.Ca
     assert "holds no lowbit layers" in capsys.readouterr().err
     save_file({"tag": torch.tensor(list(b"lowbit999:int8:32x128:a16"), dtype=torch.uint8)}, path)
     assert main(["warmup", "--weights", str(path), "--arch", "sm_80"]) == 2
-    assert "a layout's tag reads lowbit1:<spec>" in capsys.readouterr().err
+    assert "a layout's tag reads lowbit2:<spec>" in capsys.readouterr().err
 
 
 def test_warmup_without_a_gpu_asks_for_the_arch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

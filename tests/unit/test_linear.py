@@ -191,7 +191,7 @@ def test_bad_state_dicts_are_refused_before_anything_is_written() -> None:
         "bias must be": {"bias": good["bias"][:-1]},
         "units must be torch.uint8": {"units": good["units"].float()},
         "no layout tag": {"tag": torch.zeros(3)},
-        "this layer needs 'lowbit1:nvfp4:48x256:a16'": {"tag": make("mxfp4")[0].tag},
+        "this layer needs 'lowbit2:nvfp4:48x256:a16'": {"tag": make("mxfp4")[0].tag},
         "no layout tag.*": {"tag": good["tag"].view(1, -1)},
     }
     for message, change in changes.items():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lowbit.errors import BadInput, Unsupported
+from lowbit.layout.fields import pieces, place
 from lowbit.layout.fragments import UNIT_K, UNIT_ROWS, FragmentMap
 from lowbit.layout.pack import PANEL_BLOCKS, Layout, PackedWeight, pack, stored_codes, tag_text, unpack
 from lowbit.weights import QuantWeight, spec
@@ -76,7 +77,65 @@ def test_split_follows_the_mma_tables(operand_bits: int) -> None:
     assert torch.equal(fragments.join(fragments.split(index)), index)
 
 
-@pytest.mark.parametrize("name", ["int4_g128", "int8", "fp4_e2m1_g32_e8m0"])
+@pytest.mark.parametrize("operand_bits", [16, 8])
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("is_float", [False, True])
+def test_pieces_fill_every_bit_of_a_group_once(bits: int, is_float: bool, operand_bits: int) -> None:
+    filled, codes = [], []
+    for piece in pieces(bits, operand_bits, is_float):
+        filled += [(piece.word, piece.at + i) for i in range(piece.width)]
+        codes += [(piece.register, piece.low + i) for i in range(piece.width)]
+    assert sorted(filled) == [(word, bit) for word in range(bits) for bit in range(operand_bits)]
+    assert sorted(codes) == [(register, bit) for register in range(operand_bits) for bit in range(bits)]
+
+
+# The halves of one word from bit 15 down to bit 0, as docs/FORMATS.md draws them: which register, a to p, has the bit.
+DRAWN = {
+    ("int1", 0): "ponmlkjihgfedcba", ("int2", 1): "ppoonnmmllkkjjii", ("int4", 1): "hhhhggggffffeeee", ("int8", 1): "ddddddddcccccccc",
+    ("int3", 0): "eeedddpcccbbbaaa", ("int3", 2): "ooonnnpmmmlllkkk", ("int5", 0): "cccccpbbbbbaaaaa", ("int5", 4): "ooooopnnnnnmmmmm",
+    ("int6", 0): "bbbbbbmmmmaaaaaa", ("int6", 4): "jjjjjjnnmmiiiiii", ("int6", 5): "llllllppookkkkkk",
+    ("int7", 0): "bbbbbbbooaaaaaaa", ("int7", 5): "lllllllppkkkkkkk", ("int7", 6): "nnnnnnnpommmmmmm",
+    ("fp4_e2m1", 0): "adddbdcaaabbbccc", ("fp4_e1m2", 1): "ehhhfhgeeefffggg", ("fp8_e4m3", 0): "abbbbaaaaaaabbbb",
+    ("fp6_e3m2", 0): "ammmmbaaaaabbbbb", ("fp6_e2m3", 4): "innmmjiiiiijjjjj", ("fp3_e1m1", 1): "jjjiiiphhhgggfff", ("nf4", 0): "ddddccccbbbbaaaa",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "word"), DRAWN)
+def test_words_are_as_drawn(name: str, word: int) -> None:
+    half = ["?"] * 16
+    for piece in Layout(spec(name), 16, 128).pieces:
+        if piece.word == word:
+            for bit in range(piece.at, piece.at + piece.width):
+                half[15 - bit] = "abcdefghijklmnop"[piece.register]
+    assert "".join(half) == DRAWN[name, word]
+
+
+@pytest.mark.parametrize("name", [*INTEGERS, "mxfp4", "fp5_e2m2_g64", "mxfp6", "fp7_e3m3_t", "fp8_e4m3"])
+def test_words_lie_where_kernels_load_them(name: str) -> None:
+    """A group of four steps at a time; in it runs of four, two and one words, each with its 32 lanes side by side."""
+    weight = random_weight(name, 16, 128)
+    units, bits = pack(weight).units[0], weight.spec.value.bits
+    codes = stored_codes(weight.spec, weight.code_values(0))
+    for row, column in ((0, 0), (1, 63), (3, 90), (7, 31), (9, 17), (10, 59), (12, 50), (15, 127), (8, 127), (2, 121)):
+        lane, slot, element = FragmentMap(16).place(row, column)
+        group, register = divmod(slot, 16)
+        code = 0
+        for bit in range(bits):
+            word, at = place(bits, 16, weight.spec.value.is_float, register, bit)
+            fours, pairs = bits & 12, bits & 14
+            if word < fours:
+                start = word // 4 * 512 + lane * 16 + word % 4 * 4
+            elif word < pairs:
+                start = fours * 128 + lane * 8 + (word - fours) * 4
+            else:
+                start = pairs * 128 + lane * 4
+            start += group * 128 * bits
+            value = int.from_bytes(bytes(units[start:start + 4].tolist()), "little")
+            code |= (value >> (at + 16 * element) & 1) << bit
+        assert code == codes[row, column], (row, column)
+
+
+@pytest.mark.parametrize("name", ["int4_g128", "int8", "nf4"])
 def test_bytes_lie_where_kernels_read_them(name: str) -> None:
     """Address arithmetic of the kernels, spelled out: unit, 16-byte vector of a lane, field of a word."""
     n, k = 152, 300  # a whole panel and one of two row blocks; three k blocks
@@ -125,10 +184,10 @@ def test_tags_parse_and_nothing_else_does() -> None:
         for bits in (16, 8):
             layout = Layout(spec(name), 40, 264, bits)
             assert Layout.parse(layout.tag) == layout
-    for tag in ("", "lowbit1", "lowbit1:int4:axb:a16", "lowbit1:int4:4x:a16", "lowbit1:int4:4x4x4:a16", "lowbit1:int4:4x4:a32",
-                "lowbit2:int4:4x4:a16",
-                "lowbit1:int4:04x4:a16", "lowbit1:cb(1,)_g32:4x32:a16", "lowbit1:int4_t:0x4:a16", "lowbit1:int4_g32:4x64:a16:k64s32",
-                "lowbit1:int4_g32_ao:4x64:a16", "lowbit1:int4_g32_ao:4x64:a16:k64s24", "lowbit1:int4_g32_ao:4x64:a16:k32s32"):  # fmt: skip
+    for tag in ("", "lowbit2", "lowbit2:int4:axb:a16", "lowbit2:int4:4x:a16", "lowbit2:int4:4x4x4:a16", "lowbit2:int4:4x4:a32",
+                "lowbit1:int4:4x4:a16",
+                "lowbit2:int4:04x4:a16", "lowbit2:cb(1,)_g32:4x32:a16", "lowbit2:int4_t:0x4:a16", "lowbit2:int4_g32:4x64:a16:k64s32",
+                "lowbit2:int4_g32_ao:4x64:a16", "lowbit2:int4_g32_ao:4x64:a16:k64s24", "lowbit2:int4_g32_ao:4x64:a16:k32s32"):  # fmt: skip
         with pytest.raises(BadInput):
             Layout.parse(tag)
     assert tag_text(torch.tensor(list(b"abc"), dtype=torch.uint8)) == "abc"
@@ -201,7 +260,7 @@ def test_full_groups_need_no_padding_and_others_the_fewest_bytes() -> None:
         layout = Layout(spec(f"int4_g{size}_ao"), 64, 768)
         assert (layout.packed_k, layout.order_step) == (768, step)
         assert layout.expert_bytes == Layout(spec(f"int4_g{size}"), 64, 768).expert_bytes
-        assert layout.tag == f"lowbit1:int4_g{size}_ao:64x768:a16:k768s{step}"
+        assert layout.tag == f"lowbit2:int4_g{size}_ao:64x768:a16:k768s{step}"
     layout = Layout(spec("int4_g40_ao"), 64, 4000)  # 48 columns for 40 cost less than 64
     assert (layout.packed_k, layout.order_step) == (4800, 16)
     layout = Layout(spec("int4_g96_ao"), 64, 192)  # though padding to 256 columns would take fewer bytes
