@@ -69,7 +69,7 @@ def bytes_moved(problem: Problem, m: int) -> int:
     """Weights, scales, x and y of a call with `m` tokens, each once."""
     layout = layout_of(problem)
     channel = 4 * problem.n if layout.has_channel else 0
-    return layout.expert_bytes + channel + 2 * m * (problem.k + problem.n)
+    return layout.expert_bytes + channel + m * (2 * problem.k + problem.out_bytes * problem.n)
 
 
 def floor_us(problem: Problem, m: int) -> float:

@@ -12,7 +12,7 @@ from lowbit.errors import Unsupported
 from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
-OUTPUTS = ("bf16", "fp16")
+OUTPUTS = {"bf16": 2, "fp16": 2, "fp32": 4}  # what sums are rounded to: bytes of an element
 FP16_MAX = 65504.0
 
 
@@ -30,6 +30,11 @@ class Problem:
     @property
     def operand_bits(self) -> int:
         return 16
+
+    @property
+    def out_bytes(self) -> int:
+        """Of an element of y."""
+        return OUTPUTS[self.out]
 
     @property
     def label(self) -> str:

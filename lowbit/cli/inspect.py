@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", default="int4_g128", help="weight format (%(default)s)")
     parser.add_argument("--shape", type=shape, default=(4096, 4096), help="NxK, output x input features (4096x4096)")
     parser.add_argument("--act", default="bf16", help="activation type, bf16 or fp16 (%(default)s)")
+    parser.add_argument("--out", help="output type, bf16, fp16 or fp32 (default: the activation's)")
     parser.add_argument("--m", type=counts, default=(1, 8, 64), help="numbers of tokens, with commas (1,8,64)")
     parser.add_argument("--arch", help="chip, such as sm_90a or sm_90a:114 (SMs); default the GPU here, else sm_90a")
     parser.add_argument("--source", action="store_true", help="print the generated kernels")
@@ -49,16 +50,18 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from lowbit import api
     from lowbit.layout.pack import Layout
-    from lowbit.ops.gemm import problem_of
+    from lowbit.ops.gemm import check_act, problem_of
     from lowbit.problem import check
     from lowbit.weights import WeightSpec
 
     spec = WeightSpec.parse(arguments.spec)
     arch = api.parse_arch(arguments.arch) if arguments.arch else _arch_here()
+    out = arguments.out or arguments.act
+    check_act(arguments.act, out)
     check(spec, arguments.act, arch)
     n, k = arguments.shape
     layout = Layout(spec, n, k)
-    problem = problem_of(layout, arguments.act, arguments.act, arch)
+    problem = problem_of(layout, arguments.act, out, arch)
     answers = [api.explain(problem, m, compiled=not arguments.no_compile) for m in arguments.m]
     if arguments.json:
         print(json.dumps({"layout": _layout(layout), "plans": [_facts(a, arguments) for a in answers]}, indent=1))

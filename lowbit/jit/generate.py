@@ -17,7 +17,7 @@ from lowbit.problem import Problem
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
 _ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
-_TYPES = {"bf16": "Bf16", "fp16": "F16"}
+_TYPES = {"bf16": "Bf16", "fp16": "F16", "fp32": "F32"}
 _CLASSES = {"stream": "Stream", "tile_mma": "TileMma"}
 
 

@@ -21,7 +21,7 @@ class Linear(nn.Module):
     """y = x w^T + bias with quantised weights: x (..., K) of the activation type -> y (..., N).
 
     qw: a dense QuantWeight (N, K); it is packed on the device where it lies and not kept. bias: float (N,), kept in float32.
-    act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16 or torch.float16, default x's.
+    act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16, float16 or float32, default x's.
     On CUDA tensors it runs the compiled kernels, on CPU tensors the reference. Any number of tokens, including none; inference only.
 
     The state dict holds `units` (uint8, packed), `channel` and `bias` (float32, where there are any) and `tag` (uint8 text naming the

@@ -26,7 +26,7 @@ from lowbit.plan.plan import launch_geometry
 from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem, check
 from lowbit.weights import WeightSpec
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _SEEN = "_lowbit_seen"  # attribute of a weight tensor: its state at the last call
 _BUCKET = tuple(bucket(m) for m in range(BUCKETS[-1] + 1))
@@ -239,7 +239,8 @@ def check_input(x: Tensor, k: int, act: str) -> None:
     if not isinstance(x, Tensor):
         raise BadType(f"x must be a tensor; got {type(x).__name__}")
     if x.dtype != DTYPES[act]:
-        other = f", or build the layer with act={NAMES[x.dtype]!r}" if x.dtype in NAMES else ""
+        name = NAMES.get(x.dtype)
+        other = f", or build the layer with act={name!r}" if name in ACTIVATIONS else ""
         raise BadType(f"x must be {DTYPES[act]} for act={act!r}; got {x.dtype}: convert x{other}")
     if x.dim() < 1 or x.shape[-1] != k:
         raise BadInput(f"the last dimension of x must be k={k}; got x of shape {tuple(x.shape)}")
@@ -260,7 +261,7 @@ def out_name(act: str, out_dtype: torch.dtype | None) -> str:
     if out_dtype is None:
         return act
     if out_dtype not in NAMES:
-        raise BadType(f"out_dtype must be torch.bfloat16 or torch.float16; got {out_dtype}")
+        raise BadType(f"out_dtype must be one of {', '.join(map(str, NAMES))}; got {out_dtype}")
     return NAMES[out_dtype]
 
 

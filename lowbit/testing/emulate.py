@@ -200,7 +200,7 @@ def _launch(
         params.bias = None if bias is None else memory.alloc("bias", bias, read_only=True)
         params.x = memory.alloc("x", span, read_only=True, dependent=problem.arch.bulk)
         params.y = memory.alloc(
-            "y", 2 * m * problem.n, output=True, dependent=problem.arch.bulk
+            "y", problem.out_bytes * m * problem.n, output=True, dependent=problem.arch.bulk
         )  # a number of bytes: poisoned, each to be written once
         params.x_pitch = 2 * pitch
         params.m = m
@@ -219,7 +219,7 @@ def _launch(
         missing = memory.unwritten(params.y)
         if missing:
             raise LaunchError(
-                f"{source.label} on {source.arch}: {missing} of {2 * m * problem.n} bytes of y were never written"
+                f"{source.label} on {source.arch}: {missing} of {problem.out_bytes * m * problem.n} bytes of y were never written"
             )
         y: Tensor = memory.tensor(params.y, (m, problem.n), gemm.DTYPES[problem.out])
         return y

@@ -54,8 +54,8 @@ SHAPES = ((4096, 4096), (2880, 2880), (576, 7168), (7168, 18432), (37, 136))
 REGISTERS_PER_SM = 65536
 
 
-def problem_of(spec: str, n: int, k: int, chip: str, act: str) -> Problem:
-    return Problem(WeightSpec.parse(spec), act, act, n, k, arch(chip))
+def problem_of(spec: str, n: int, k: int, chip: str, act: str, out: str = "") -> Problem:
+    return Problem(WeightSpec.parse(spec), act, out or act, n, k, arch(chip))
 
 
 def chosen(chip: str) -> Iterator[tuple[Problem, Plan]]:
@@ -64,7 +64,7 @@ def chosen(chip: str) -> Iterator[tuple[Problem, Plan]]:
     for i, spec in enumerate(FORMATS[:3] if chip in COPIES else FORMATS):
         n, k = SHAPES[(i + row.level) % len(SHAPES)]
         act = "fp16" if i % 3 == 2 or not row.bf16 else "bf16"
-        problem = problem_of(spec, n, k, chip, act)
+        problem = problem_of(spec, n, k, chip, act, "fp32" if i % 5 == 2 else act)
         for m in BUCKETS:
             yield problem, choose(problem, m)
 

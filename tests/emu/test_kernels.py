@@ -26,7 +26,7 @@ ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 # One chip per way of moving bytes tries every case; the others generate the same text but for the level, and try every format.
 THOROUGH = ("sm_75", "sm_80", "sm_90a")
 SEEDS = (1, 2, 5)  # any warp next; starved warps; copies that land early
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PROBE_FORMATS = (
     "int4_g128", "int4_g64", "int4_g32", "int4", "int4_g128_e8m0", "int8", "int8_g128",
     "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4", "fp4_e2m1_g16_e8m0",
@@ -145,11 +145,14 @@ def real(chip: str) -> list[Run]:
 
 
 def crossed(chip: str) -> list[Run]:
-    """Outputs of another type than the activations."""
-    if not arch(chip).bf16:
-        return []
-    plans = ((STREAM, "bf16", "fp16"), (TILE, "fp16", "bf16"), (STREAM, "fp16", "bf16"), (TILE, "bf16", "fp16"))
-    return [Run(chip, "int4_g32", 37, 136, 9, act, plan, out, bias=True) for plan, act, out in plans]
+    """Outputs of another type than the activations: stored one by one where N is odd, four at a time where 4 divides it."""
+    pairs = [(act, out) for act in acts_of(chip) for out in (*acts_of(chip), "fp32") if act != out]
+    shapes = (((37, STREAM), (40, TILE)), ((37, TILE), (40, STREAM)))  # each output meets all four
+    return [
+        Run(chip, "int4_g32", n, 136, 9, act, plan, out, bias=True)
+        for i, (act, out) in enumerate(pairs)
+        for n, plan in shapes[i // 2]
+    ]
 
 
 def of_case(chip: str, case: cases.Case) -> list[Run]:

@@ -55,6 +55,20 @@ def test_numbers(name: str, act: str) -> None:
 
 
 @pytest.mark.parametrize("act", acts())
+@pytest.mark.parametrize("n", [272, 37])
+def test_float32_outputs(n: int, act: str) -> None:
+    qw = lowbit.quantize(torch.randn(n, 1024, generator=torch.Generator("cuda").manual_seed(0), device="cuda"), "int4_g128")
+    bias = torch.randn(n, device="cuda")
+    layer, narrow = (lowbit.Linear(qw, bias, act, out_dtype=out) for out in (torch.float32, None))
+    for m in (1, 8, 16, 33, 65, 300):
+        x = tokens(m, 1024, act)
+        y = layer(x)
+        assert y.dtype == torch.float32
+        assert_right(y, x, qw.dequantize(), bias)
+        assert torch.equal(y.to(x.dtype), narrow(x))  # the same sums, rounded later
+
+
+@pytest.mark.parametrize("act", acts())
 @pytest.mark.parametrize("name", ["int4_g128", "int8", "fp8_e4m3", "mxfp4", "nvfp4"])
 def test_one_hot_tokens_give_columns(name: str, act: str) -> None:
     n, k = 304, 384

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("warmup", "--spec", "int8"), "--spec and --shape go together"),
         (("warmup", "--weights", "/nonexistent"), "must be a safetensors file"),
         (("warmup", "--spec", "int8", "--shape", "64x64", "--arch", "sm_80", "--max-m", "0"), "at least 1; got 0"),
-        (("warmup", "--spec", "int8", "--shape", "64x64", "--out", "fp32"), "output must be one of bf16, fp16"),
+        (("warmup", "--spec", "int8", "--shape", "64x64", "--out", "fp64"), "output must be one of bf16, fp16, fp32"),
+        (("inspect", "--out", "e4m3"), "output must be one of bf16, fp16, fp32"),
         (("demo", "--model", "/nonexistent"), "must be a safetensors file"),
     ],
     ids=lambda value: "_".join(value).replace("/", "") if isinstance(value, tuple) else "",
@@ -136,6 +138,11 @@ def test_inspect_text_shows_layout_plan_and_source(capsys: pytest.CaptureFixture
     source = output(capsys, *arguments, "--source")
     assert source.count("struct Config") == 1  # M = 7 and 8 share a kernel
     assert "static constexpr u32 kN = 4096;" in source
+    assert "using Out = lowbit::Bf16;" in source
+    wide = output(capsys, *arguments, "--source", "--out", "fp32")
+    assert "using Out = lowbit::F32;" in wide
+    floors = [int(re.findall(r"floor .*?: ([\d,]+) bytes", t)[0].replace(",", "")) for t in (text, wide)]
+    assert floors[1] - floors[0] == 2 * 7 * 4096
     assert len(output(capsys, *arguments, "--all").splitlines()) > len(text.splitlines()) + 10
 
 

@@ -46,6 +46,10 @@ def test_numbers_of_linear_and_matmul(spec: str, act: str) -> None:
     assert torch.equal(lowbit.matmul(x, packed, act=act, bias=b), layer(x))
     crossed = torch.float16 if act == "bf16" else torch.bfloat16
     assert lowbit.matmul(x, packed, act=act, out_dtype=crossed).dtype == crossed
+    wide = lowbit.matmul(x, packed, act=act, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    assert ((wide.double() - want).abs() <= bound(x, w, None, torch.float32)).all()
+    assert torch.equal(lowbit.Linear(layer.quant_weight(), b, act, out_dtype=torch.float32)(x).to(x.dtype), layer(x))
 
 
 def test_any_leading_dimensions_and_strides() -> None:
@@ -258,7 +262,7 @@ def test_bias_is_read_at_multiples_of_16_bytes() -> None:
         (lambda layer: layer(tokens(2, 256).to("meta")), lowbit.BadInput, "one device; got x on meta"),
         (lambda layer: lowbit.Linear(torch.zeros(4, 4)), lowbit.BadType, "Linear takes a QuantWeight"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), act="fp8"), lowbit.Unsupported, "act must be one of bf16, fp16; got 'fp8'"),
-        (lambda layer: lowbit.Linear(layer.quant_weight(), out_dtype=torch.float32), lowbit.BadType, "out_dtype must be"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), out_dtype=torch.float64), lowbit.BadType, r"out_dtype .*float32; got torch\.float64"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(47)), lowbit.BadInput, r"bias must have shape \(48,\); got \(47,\)"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(48, dtype=torch.int64)), lowbit.BadType, "bias must be a float tensor"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(48, device="meta")), lowbit.BadInput, "one device"),
