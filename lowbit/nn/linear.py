@@ -110,27 +110,31 @@ class Linear(nn.Module):
     def spec(self) -> WeightSpec:
         return self.layout.spec
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., K) -> (..., N). Raises BadInput or BadType for an x that does not fit."""
+    def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """x (..., K) -> (..., N). Raises BadInput or BadType for an x or out that does not fit.
+
+        out: a contiguous (..., N) of the output type to write to and return, at a multiple of 16 bytes and apart from all that is read.
+        """
         gemm.check_input(x, self.layout.k, self.act)
         if torch.compiler.is_compiling():
-            y: Tensor = torch.ops.lowbit.gemm(
-                x, self.units, self.channel, self.bias, self._name, self.layout.n, self.act, self.out
+            return gemm.traced(
+                x, self.units, self.channel, self.bias, self._name, self.layout.n, self.act, self.out, out
             )
-            return y
         buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
         units, channel, bias = buffers["units"], buffers["channel"], buffers["bias"]
+        if out is not None:
+            gemm.check_into(out, x, self.layout.n, self.out, (units, channel, bias))
         if units is None or not x.is_cuda or x.get_device() != units.get_device():
-            return gemm.run(x, self.units, channel, bias, self.layout, self.act, self.out)
+            return gemm.run(x, self.units, channel, bias, self.layout, self.act, self.out, out)
         index = x.get_device()
         runner = self._runner
         if runner is None or runner.index != index:
             runner = gemm.runner(self.layout.spec, self.layout.n, self.layout.k, self.act, self.out, index)
             self._runner = runner
         if torch._C._cuda_getDevice() == index:
-            return runner(x, units, channel, bias)
+            return runner(x, units, channel, bias, out)
         with torch.cuda.device(index):
-            return runner(x, units, channel, bias)
+            return runner(x, units, channel, bias, out)
 
     def packed(self) -> PackedWeight:
         """The weights as packed tensors (shared, not copied)."""
