@@ -140,8 +140,7 @@ class Explanation:
         kernel = self.compiled
         if kernel is None:
             return f"not compiled: {self.note}"
-        spills = f"{kernel.spill_bytes} bytes spilled"
-        return f"{kernel.registers} registers, {spills}, compiled in {kernel.seconds:.2f} s by {kernel.compiler}"
+        return f"{kernel.report}, compiled in {kernel.seconds:.2f} s by {kernel.compiler}"
 
     def _telling_refusals(self) -> list[tuple[Plan, tuple[str, ...]]]:
         """One refused plan per kind of reason, numbers apart."""

@@ -81,6 +81,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
         arch=problem.arch.name,
         label=f"{problem.label} ({plan})",
         headers=gather_headers(text, INCLUDE_DIR),
+        target=problem.arch.target,
     )
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from lowbit import reference
-from lowbit.arch import Arch, arch_of_capability
+from lowbit.arch import Arch, arch_of_device
 from lowbit.errors import BadInput, BadType, Unsupported
 from lowbit.jit.cache import Cache
-from lowbit.jit.compile import find_compiler
+from lowbit.jit.compile import compiler_for
 from lowbit.jit.generate import generate
 from lowbit.jit.module import Launch, load
 from lowbit.layout.pack import Layout, PackedWeight, unpack
@@ -57,7 +57,7 @@ def problem_of(layout: Layout, act: str, out: str, arch: Arch) -> Problem:
 def device_arch(index: int) -> Arch:
     """The chip of CUDA device `index`, with its own number of SMs."""
     properties = torch.cuda.get_device_properties(index)
-    return arch_of_capability(properties.major, properties.minor, properties.multi_processor_count)
+    return arch_of_device(properties.name, properties.major, properties.minor, properties.multi_processor_count)
 
 
 class Runner:
@@ -154,7 +154,7 @@ class Runner:
         cache = Cache()
         if cache.jit:
             try:
-                find_compiler()
+                compiler_for(self.problem.arch.name, self.problem.arch.target)
             except Unsupported:
                 cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
             return

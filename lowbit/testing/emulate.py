@@ -214,6 +214,7 @@ def _launch(
             smem=geometry.smem,
             cluster=geometry.cluster,
             seed=seed,
+            arch=problem.arch.level,
             resident=resident,
         )
         missing = memory.unwritten(params.y)

@@ -87,6 +87,18 @@ def test_one_hot_tokens_give_the_columns_of_the_weight(packed: lowbit.PackedWeig
     assert torch.equal(y.T, lowbit.unpack(packed).dequantize().bfloat16())
 
 
+@pytest.mark.parametrize("spec", ["int4_g128", "nvfp4", "int8", "uint4z_g32"])
+def test_another_makers_chip_runs_the_kernels_of_its_target(spec: str) -> None:
+    """Its arithmetic is assumed to be the target's; no instruction beyond those may be used."""
+    weight = lowbit.pack(lowbit.quantize(torch.randn(72, 400, generator=torch.Generator().manual_seed(0)), spec))
+    x = torch.randn(21, 400, generator=torch.Generator().manual_seed(1))
+    for act, plan in (("bf16", Plan("stream", 8, 1, 2, stages=4)), ("fp16", Plan("tile_mma", 32, 1, 2, token_warps=2))):
+        operand = x.to(emulate.gemm.DTYPES[act])
+        y = emulate.matmul(operand, weight, act=act, arch="zhenwu_810e", plan=plan)
+        assert torch.equal(y, emulate.matmul(operand, weight, act=act, arch="sm_80", plan=plan))
+    assert torch.isfinite(emulate.matmul(x.bfloat16(), weight, arch="zhenwu_810e")).all()
+
+
 def test_nan_and_inf_stay_in_their_rows(packed: lowbit.PackedWeight) -> None:
     x = torch.randn(9, 128).bfloat16()
     clean = emulate.matmul(x, packed, plan=SMALL)

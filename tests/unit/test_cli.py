@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from jit_fakes import count_compiles, write_compiler_command
 from needs import needs_compiler
 from safetensors.torch import save_file
 
@@ -189,6 +190,27 @@ def test_warmup_freezes_for_chips_that_are_not_here(capsys: pytest.CaptureFixtur
     assert len(list(tmp_path.rglob("kernel.cubin"))) == len(rows) >= 2
     text = output(capsys, *arguments, "--freeze", str(tmp_path))
     assert text.splitlines()[-1] == f"{len(rows)} kernels for 1 layer kinds on 2 chips in {tmp_path}"
+
+
+def test_another_makers_chip_is_planned_anywhere_and_compiled_by_its_own_compiler(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOWBIT_COMPILER", raising=False)
+    text = output(capsys, "inspect", "--shape", "4096x4096", "--m", "1", "--arch", "zhenwu_810e:60")
+    assert "zhenwu_810e (T-Head Zhenwu 810E, 60 SMs)" in text
+    assert "not compiled: kernels for zhenwu_810e come from its maker's own compiler, and LOWBIT_COMPILER is not set" in text
+    arguments = ("warmup", "--spec", "int8", "--shape", "64x128", "--arch", "zhenwu_810e", "--max-m", "16", "--json")
+    frozen = ("--freeze", str(tmp_path / "kernels"))
+    assert main([*arguments, *frozen]) == 2
+    assert "LOWBIT_COMPILER is not set" in capsys.readouterr().err
+    command = write_compiler_command(tmp_path / "ppucc")
+    monkeypatch.setenv("LOWBIT_COMPILER", str(command))
+    rows = json.loads(output(capsys, *arguments, *frozen))
+    assert {(row["arch"], row["compiler"]) for row in rows} == {("zhenwu_810e", "ppucc 1.0")}
+    assert count_compiles(command) == len(rows) >= 2
+    monkeypatch.delenv("LOWBIT_COMPILER")  # frozen kernels need no compiler
+    assert [row["label"] for row in json.loads(output(capsys, *arguments, *frozen))] == [row["label"] for row in rows]
 
 
 @needs_compiler

@@ -377,7 +377,7 @@ def test_bad_input_is_one_clear_error(call: Any, error: type[Exception], message
 
 def test_layers_on_a_gpu_are_refused_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Without a compiler, with frozen kernels missing, and for what no kernel computes; the device is pretended."""
-    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
     gemm.device_arch.cache_clear()

@@ -77,7 +77,7 @@ def test_architecture_names_every_module() -> None:
 
 
 COLUMNS = {"sm_75": ["sm_75"], "sm_80 to 89": ["sm_80", "sm_86", "sm_87", "sm_89"], "sm_90a": ["sm_90a"],
-           "sm_100a to 121a": ["sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]}  # fmt: skip
+           "sm_100a to 121a": ["sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"], "zhenwu_810e": ["zhenwu_810e"]}  # fmt: skip
 ROWS = {
     "`int4`, `int8`": ["int4", "int4_t", "int4_g16", "int4_g128", "int8", "int8_t", "int8_g16", "int8_b32x64"],
     "`int1` to `int7`, `uint1` to `uint8`, integer or float zero points": [
