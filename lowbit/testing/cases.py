@@ -13,6 +13,15 @@ from lowbit.plan.plan import Plan
 from lowbit.problem import Problem
 from lowbit.weights import WeightSpec
 
+INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 9))
+ZERO_POINTS = tuple(f"{name}{zero}" for name in INTEGERS for zero in ("z", "zf"))
+FLOATS = tuple(f"fp{bits}_e{bits - 1 - m}m{m}" for bits in range(3, 9) for m in range(bits - 1))
+BLOCK_FLOATS = ("mxfp4", "mxfp6", "fp6_e2m3_g32_e8m0", "mxfp8", "fp8_e5m2_g32_e8m0", "mxint8", "nvfp4")
+CODEBOOKS = ("nf4",)
+SCALES = ("fp32", "bf16", "fp16", "e8m0", "e4m3", "e5m2", "ue5m3")
+GROUPS = ("t", "c", "g16", "g32", "g64", "g128", "g256", "b128x128")
+"""Everything that weights may be: what a row of the support table and a sweep over all formats are made of."""
+
 FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4")
 """What most layers use: integers and floats of 4 and 8 bits, with every kind of scale."""
 

@@ -175,6 +175,13 @@ def test_table_is_what_the_code_supports(capsys: pytest.CaptureFixture[str]) -> 
             assert cell != "-" or found[name][arch]["reasons"]
 
 
+def test_brief_table_has_a_row_per_family_and_a_column_per_kind_of_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "inspect", "--table", "--brief").splitlines()
+    assert lines[0] == "| weights | " + " | ".join(inspect.COLUMNS) + " |"
+    assert len(lines) == 2 + len(inspect.families())
+    assert lines[2].endswith(" | fp16 | bf16, fp16 | bf16, fp16 | bf16, fp16 | bf16, fp16 |")
+
+
 def test_columns_line_up() -> None:
     assert table([["a", "value"], ["long name", "1"]], left=1) == "a          value\nlong name      1"
 
