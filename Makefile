@@ -1,6 +1,7 @@
 # Set-up, demo, checks and tests; `make help` lists them. All of it happens in .venv, nothing else on the machine changes.
 #   make demo                    the library at work on a trained model, GPU or not
 #   make test                    lint, types and every test that needs no GPU (what CI runs)
+#   make test-all                the same with every format on every chip in every kernel family (an hour on 2 cores)
 #   make setup TORCH=torch==2.11 another PyTorch than the pinned one; later commands keep it
 #   make setup PYTHON=python3.12 another interpreter, when .venv is not there yet
 
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-gpu test-sanitizer clean FORCE
+.PHONY: help setup demo test test-all check cxx test-gpu test-sanitizer clean FORCE
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,9 +37,14 @@ check: $(STAMP)
 	$(BIN)/ruff check lowbit emulator tests bench
 	$(BIN)/mypy
 
-test: check
-	@command -v g++ >/dev/null || { echo 'the emulator tests need a C++ compiler: apt install g++' >&2; exit 1; }
+test: check cxx
 	$(BIN)/python -m pytest --no-skips tests/unit tests/emu tests/compile
+
+test-all: check cxx
+	$(BIN)/python -m pytest --no-skips --all tests/unit tests/emu tests/compile
+
+cxx:
+	@command -v g++ >/dev/null || { echo 'the emulator tests need a C++ compiler: apt install g++' >&2; exit 1; }
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu

@@ -69,7 +69,7 @@ def bytes_moved(problem: Problem, m: int) -> int:
     """Weights, scales, x and y of a call with `m` tokens, each once."""
     layout = layout_of(problem)
     channel = 4 * problem.n if layout.has_channel else 0
-    return layout.expert_bytes + channel + 2 * m * (problem.k + problem.n)
+    return layout.expert_bytes + channel + m * (2 * problem.k + problem.out_bytes * problem.n)
 
 
 def floor_us(problem: Problem, m: int) -> float:
@@ -140,8 +140,7 @@ class Explanation:
         kernel = self.compiled
         if kernel is None:
             return f"not compiled: {self.note}"
-        spills = f"{kernel.spill_bytes} bytes spilled"
-        return f"{kernel.registers} registers, {spills}, compiled in {kernel.seconds:.2f} s by {kernel.compiler}"
+        return f"{kernel.report}, compiled in {kernel.seconds:.2f} s by {kernel.compiler}"
 
     def _telling_refusals(self) -> list[tuple[Plan, tuple[str, ...]]]:
         """One refused plan per kind of reason, numbers apart."""

@@ -21,7 +21,7 @@ class Arch:
     bound what is possible, no more.
     """
 
-    name: str  # "sm_90a": also the compiler's target
+    name: str  # "sm_90a": what compilers call it too, unless it has a `target`
     level: int  # compute capability x 10, what `__CUDA_ARCH__ / 10` would be; instructions are gated on it
     smem_per_block: int  # bytes a block may use
     smem_per_sm: int  # bytes
@@ -33,6 +33,8 @@ class Arch:
     clusters: bool = False  # thread-block clusters with distributed shared memory
     peak_tflops: float = 0.0  # dense 16-bit rate of the fastest instruction, TFLOP/s; 0: that is mma.sync
     rates: str = "data-sheet rates"  # where read_gbs and the tensor rates come from
+    target: str = ""  # of a chip that is not NVIDIA's: the chip whose code its maker's own compiler is asked for
+    devices: str = ""  # and how the names of such devices begin
 
     @property
     def wgmma(self) -> bool:
@@ -77,7 +79,13 @@ _ROWS = (
     Arch("sm_120a", 120, 99 * KB, 100 * KB, 1536, 170, 1600.0, 400.0, "RTX 5090"),
     Arch("sm_121a", 121, 99 * KB, 100 * KB, 1536, 48, 250.0, 100.0, "GB10"),
 )
-ARCHS: dict[str, Arch] = {row.name: row for row in _ROWS}
+# CUDA-compatible accelerators of other makers. Zhenwu 810E (T-Head PPU): 96 GB of HBM2e, PCIe 5.0 x16, 700 GB/s to other chips and the
+# instruction set of level 80 are published; 72 SMs and the device name are what its users report. The rest is assumed: of the limits
+# the least that any chip of level 8x has, so that no kernel asks for too much; of the rates an A100's, which only rank plans.
+_OTHERS = (
+    Arch("zhenwu_810e", 80, 99 * KB, 100 * KB, 1536, 72, 1750.0, 208.0, "T-Head Zhenwu 810E", target="sm_80", devices="PPU-ZW810"),
+)
+ARCHS: dict[str, Arch] = {row.name: row for row in (*_ROWS, *_OTHERS)}
 
 
 def arch(name: str) -> Arch:
@@ -88,8 +96,14 @@ def arch(name: str) -> Arch:
     return found
 
 
+def arch_of_device(name: str, major: int, minor: int, sms: int) -> Arch:
+    """The row for the device that its driver calls `name`: of another maker's chip, else by its compute capability."""
+    found = next((row for row in _OTHERS if name.startswith(row.devices)), None)
+    return replace(found, sms=sms) if found else arch_of_capability(major, minor, sms)
+
+
 def arch_of_capability(major: int, minor: int, sms: int = 0) -> Arch:
-    """The row for a device of compute capability `major.minor`, with the device's own number of SMs.
+    """The row for an NVIDIA device of compute capability `major.minor`, with the device's own number of SMs.
 
     A chip without a row of its own uses the newest row of its generation that is not newer than it, without the
     instructions special to that row's chip; a chip older than Turing is refused with BadInput.

@@ -18,7 +18,7 @@ from lowbit.errors import BadInput, Unsupported
 from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
-OUTPUTS = ("bf16", "fp16")
+OUTPUTS = {"bf16": 2, "fp16": 2, "fp32": 4}  # what sums are rounded to: bytes of an element
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Problem:
     def folds(self) -> bool:
         """Group scales may multiply the operands instead of fp32 sums: nothing would be rounded."""
         return self.spec.zero == "none" and exact_products(self.spec.value, self.spec.scale, self.act)
+
+    @property
+    def out_bytes(self) -> int:
+        """Of an element of y."""
+        return OUTPUTS[self.out]
 
     @property
     def label(self) -> str:

@@ -1,4 +1,6 @@
-"""`--no-skips`: what `make test` passes, since its set-up installs everything the tests need.
+"""`--all`: every format on every chip in every kernel family instead of each of them at least once; what `make test-all` passes.
+
+`--no-skips`: what `make test` passes, since its set-up installs everything the tests need.
 
 A test that skips itself there hides a broken set-up, so it fails the run. Only nvcc, which no package brings, may be missing.
 """
@@ -7,6 +9,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="every format x chip x kernel family (an hour)")
     parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, but for want of nvcc")
 
 

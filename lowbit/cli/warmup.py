@@ -62,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     for kernel in kernels:
-        report = f"{kernel.registers:3} registers, {kernel.spill_bytes} bytes spilled, {kernel.seconds:.2f} s"
-        print(f"{kernel.source.arch:8} {report}  {kernel.source.label}")
+        print(f"{kernel.source.arch:8} {kernel.report}, {kernel.seconds:.2f} s  {kernel.source.label}")
     where = arguments.freeze or "the cache"
     print(f"{len(kernels)} kernels for {len(layouts)} layer kinds on {len(archs)} chips in {where}")
     return 0

@@ -35,6 +35,15 @@ template <class C> HW_FN Affine load_affine(const Params& p, u32 row) {
     return {load_rows<C>(p.channel, row, {kOne, kOne, kOne, kOne}), load_rows<C>(p.bias, row, {0, 0, 0, 0})};
 }
 
+// One element of y, and four of them whose address is a multiple of their size.
+template <class Out> HW_FN void store_value(u8* y, float v) {
+    if constexpr (Out::kBytes == 4) st_global_u32(y, as_u32(v)); else st_global_u16(y, Out::narrow(v));
+}
+template <class Out> HW_FN void store_values(u8* y, const float (&v)[4]) {
+    if constexpr (Out::kBytes == 4) st_global_v4(y, {as_u32(v[0]), as_u32(v[1]), as_u32(v[2]), as_u32(v[3])});
+    else st_global_v2(y, {Out::pack(v[0], v[1]), Out::pack(v[2], v[3])});
+}
+
 // y[token, row .. row+3] = sum * scale + bias; sums still lack the factor of their conversion. It is taken back here and not with the group
 // scales, which may lie near the end of float's range.
 template <class C> HW_FN void store_quad(const Params& p, u64 token, u32 row, const float (&sum)[4], const Affine& f) {
@@ -42,12 +51,12 @@ template <class C> HW_FN void store_quad(const Params& p, u64 token, u32 row, co
     constexpr float kFactor = Convert<typename C::Operand, typename C::Value>::kFactor;
     float v[4];
     HW_UNROLL for (int i = 0; i < 4; ++i) v[i] = fma_f32(mul_f32(sum[i], kFactor), as_f32(scale[i]), as_f32(bias[i]));
-    u8* const y = p.y + (token * C::kN + row) * 2;
+    u8* const y = p.y + (token * C::kN + row) * C::Out::kBytes;
     if constexpr (C::kN % 4 == 0) {
-        st_global_v2(y, {C::Out::pack(v[0], v[1]), C::Out::pack(v[2], v[3])});
+        store_values<typename C::Out>(y, v);
     } else {
         HW_UNROLL for (u32 i = 0; i < 4; ++i)
-            if (row + i < C::kN) st_global_u16(y + 2 * i, C::Out::narrow(v[i]));
+            if (row + i < C::kN) store_value<typename C::Out>(y + i * C::Out::kBytes, v[i]);
     }
 }
 }  // namespace lowbit

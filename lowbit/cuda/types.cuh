@@ -1,4 +1,4 @@
-// What every kernel is given, and the two 16-bit operand types as traits.
+// What every kernel is given, the two 16-bit operand types and the output types as traits.
 // Knows registers and arithmetic only; it must not know layouts, tiles or formats.
 #pragma once
 #include "hw/hw.h"
@@ -18,6 +18,7 @@ struct Params {  // one layer, one call; all pointers 16-byte aligned
 };
 
 struct Bf16 {
+    static constexpr u32 kBytes = 2;
     HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_bf16x2(a, b, c); }
     HW_FN static u32 pack(float lo, float hi) { return cvt_bf16x2_f32(lo, hi); }
     HW_FN static u16 narrow(float v) { return cvt_rn_bf16_f32(v); }
@@ -26,6 +27,7 @@ struct Bf16 {
 };
 
 struct F16 {
+    static constexpr u32 kBytes = 2;
     template <int kRegs> HW_FN static void wgmma(Regs<float, kRegs>& d, const Regs<u32, 4>& a, u64 b, bool accumulate) { wgmma_f16_rs(d, a, b, accumulate); }
     HW_FN static u32 fma(u32 a, u32 b, u32 c) { return fma_f16x2(a, b, c); }
     HW_FN static u32 pack(float lo, float hi) { return cvt_f16x2_f32(lo, hi); }
@@ -40,6 +42,8 @@ struct F16 {
         }
     }
 };
+
+struct F32 { static constexpr u32 kBytes = 4; };  // output only
 
 template <class T> HW_FN T smaller(T a, T b) { return a < b ? a : b; }
 }  // namespace lowbit

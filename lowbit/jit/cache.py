@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lowbit.errors import MissingKernel, Unsupported
-from lowbit.jit.compile import Compiled, Compiler, compile_source, find_compiler
+from lowbit.jit.compile import Compiled, Compiler, compile_source, compiler_for
 from lowbit.jit.directory import default_directory, writable_directory
 from lowbit.jit.source import Source
 
@@ -67,7 +67,7 @@ class Cache:
         """
         for root in self._roots():
             folder = _source_folder(root, source)
-            names = [_entry_name(compiler, source.arch)] if compiler else _entry_names(folder)
+            names = [_entry_name(compiler, source.machine)] if compiler else _entry_names(folder)
             for name in names:
                 if found := _read(folder / name, source):
                     return found
@@ -80,7 +80,7 @@ class Cache:
         CompileError if it does not compile.
         """
         try:
-            compiler = (compiler or find_compiler()) if self.jit else None
+            compiler = (compiler or compiler_for(source.arch, source.target)) if self.jit else None
         except Unsupported:
             if found := self.get(source):
                 return found
@@ -94,7 +94,7 @@ class Cache:
             if found := self.get(source, compiler):  # made by another process while this one waited
                 return found
             compiled = compile_source(source, compiler=compiler, failed_directory=self.writable / "failed")
-            _publish(folder / _entry_name(compiler, source.arch), compiled, compiler)
+            _publish(folder / _entry_name(compiler, source.machine), compiled, compiler)
         return compiled
 
     @cached_property
@@ -121,9 +121,9 @@ def _source_folder(root: Path, source: Source) -> Path:
     return root / _FORMAT / source.arch / source.key[:32]
 
 
-def _entry_name(compiler: Compiler, arch: str) -> str:
+def _entry_name(compiler: Compiler, machine: str) -> str:
     product = re.sub(r"[^\w.]+", "-", compiler.name)
-    facts = json.dumps([compiler.identity, compiler.options(arch)])
+    facts = json.dumps([compiler.identity, compiler.options(machine)])
     return f"{product}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
@@ -168,7 +168,7 @@ def _publish(folder: Path, compiled: Compiled, compiler: Compiler) -> None:
         "arch": source.arch,
         "headers": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in source.headers},
         "compiler": compiled.compiler,
-        "options": compiler.options(source.arch),
+        "options": compiler.options(source.machine),
         **{name: getattr(compiled, name) for name in _REPORT},
     }
     contents = (source.text.encode(), json.dumps(facts, indent=1).encode(), compiled.log.encode(), compiled.cubin)

@@ -62,18 +62,25 @@ class Compiled:
     static_smem: int
     """Bytes of statically declared shared memory, per block."""
 
+    @property
+    def report(self) -> str:
+        """Registers and spills, for people."""
+        if self.registers == UNKNOWN:
+            return "registers not reported"
+        return f"{self.registers} registers, {self.spill_bytes} bytes spilled"
+
 
 def compile_source(
     source: Source, *, compiler: Compiler | None = None, failed_directory: Path | None = None
 ) -> Compiled:
-    """Compile `source` with `compiler`, or the one `find_compiler` gives.
+    """Compile `source` with `compiler`, or the one `compiler_for` gives.
 
     A source that fails is kept, with its log, in `failed_directory` (default: the folder `failed` of the cache).
 
     Raises Unsupported without a compiler; CompileError if it refuses the text, or if ptxas serialised the wgmma
     instructions: such a kernel is right but several times too slow, and only a remark in the log says so.
     """
-    compiler = compiler or find_compiler()
+    compiler = compiler or compiler_for(source.arch, source.target)
     start = time.perf_counter()
     cubin, log = compiler.build(source)
     seconds = time.perf_counter() - start
@@ -85,13 +92,32 @@ def compile_source(
     return Compiled(cubin, log, source, compiler.name, seconds, **read_report(log, source.entry))
 
 
+def compiler_for(arch: str, target: str = "") -> Compiler:
+    """`find_compiler()`; for a chip of another maker, with a `target`, only if LOWBIT_COMPILER names one: code from NVIDIA's compilers
+    would not run there. Raises Unsupported with the remedy.
+    """
+    if target and _setting() in _OPENERS:
+        found = f"LOWBIT_COMPILER is {_setting()!r}" if _setting() else "LOWBIT_COMPILER is not set"
+        raise Unsupported(
+            [
+                f"kernels for {arch} come from its maker's own compiler, and {found}: set it to the path or full command "
+                f"of one that takes nvcc's arguments, -arch={target} among them"
+            ]
+        )
+    return find_compiler()
+
+
+def _setting() -> str:
+    return os.environ.get("LOWBIT_COMPILER", "").strip()
+
+
 def find_compiler(setting: str | None = None) -> Compiler:
     """The compiler that `setting` names, by default the environment's LOWBIT_COMPILER; opened once per process.
 
     Settings: "nvrtc"; "nvcc"; a path to nvcc or to a libnvrtc.so; the full command of a driver that takes nvcc's
     arguments. Without one: NVRTC of PyTorch or of a toolkit, else nvcc. Raises Unsupported with the remedy.
     """
-    return _open((os.environ.get("LOWBIT_COMPILER", "") if setting is None else setting).strip())
+    return _open(_setting() if setting is None else setting.strip())
 
 
 @functools.cache
@@ -159,7 +185,7 @@ def _failure(source: Source, compiler: Compiler, reason: str, log: str, director
     excerpt = telling[:_LOG_LINES] + ([f"... and {rest} more lines"] if rest > 0 else [])
     head = [
         f"{source.label} for {source.arch} did not compile: {reason}",
-        f"compiler: {compiler.name} {' '.join(compiler.options(source.arch))}",
+        f"compiler: {compiler.name} {' '.join(compiler.options(source.machine))}",
         f"source: {_keep(source, log, directory)}",
     ]
     return CompileError("\n  ".join(head + excerpt))

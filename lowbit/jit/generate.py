@@ -19,7 +19,7 @@ from lowbit.problem import Problem, rounded_codebook
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
 _ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
-_TYPES = {"bf16": "Bf16", "fp16": "F16"}
+_TYPES = {"bf16": "Bf16", "fp16": "F16", "fp32": "F32"}
 _CLASSES = {"stream": "Stream", "stream_wgmma": "StreamWgmma", "tile_mma": "TileMma"}
 
 
@@ -86,6 +86,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
         arch=problem.arch.name,
         label=f"{problem.label} ({plan})",
         headers=gather_headers(text, INCLUDE_DIR),
+        target=problem.arch.target,
     )
 
 

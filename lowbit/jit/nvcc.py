@@ -48,7 +48,7 @@ class Nvcc:
             kernel, cubin = folder / f"{source.entry}.cu", folder / "kernel.cubin"
             kernel.write_text(source.text, encoding="utf-8")
             places = ("-I", str(folder / "include"), "-o", str(cubin), str(kernel))
-            run = _run([*self.command, *self.options(source.arch), *places], cwd=folder)
+            run = _run([*self.command, *self.options(source.machine), *places], cwd=folder)
             log = run.stdout.replace(f"{folder}{os.sep}", "").strip()
             if run.returncode or not cubin.is_file():
                 return None, log or f"the compiler ended with status {run.returncode}"

@@ -47,7 +47,7 @@ class Nvrtc:
         """Compile and return (cubin, log); no cubin if the compiler refused."""
         names = [name.encode() for name, _ in source.headers]
         texts = [text.encode() for _, text in source.headers]
-        options = [option.encode() for option in self.options(source.arch)]
+        options = [option.encode() for option in self.options(source.machine)]
         program = ctypes.c_void_p()
         # The name puts the text into a folder that does not exist: NVRTC searches that folder for quoted includes, and
         # with a bare name that would be whatever the current directory holds.

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 from lowbit.errors import BadInput, CompileError, MissingKernel, Unsupported
 from lowbit.jit.cache import Cache
-from lowbit.jit.compile import Compiled, find_compiler
+from lowbit.jit.compile import Compiled, Compiler, compiler_for
 from lowbit.jit.source import Source
 
 Progress = Callable[[int, int, str], None]
@@ -131,22 +131,27 @@ class _Worker:
 
 def _outcomes(sources: Sequence[Source], limit: int, cache: Cache) -> Iterator[_Outcome]:
     """Every source with its result, as they come: cached ones first, at no cost of a process."""
-    try:
-        compiler = find_compiler() if cache.jit else None
-    except Unsupported:
-        compiler = None
+    chips = {(source.arch, source.target) for source in sources}
+    compilers = {chip: _compiler(*chip) if cache.jit else None for chip in chips}
     pending = []
     for source in sources:
-        if found := cache.get(source, compiler):
+        if found := cache.get(source, compilers[source.arch, source.target]):
             yield source, found
         else:
             pending.append(source)
     workers = min(limit, len(pending))
-    if workers > 1 and compiler and sys.executable:
+    if workers > 1 and all(compilers[source.arch, source.target] for source in pending) and sys.executable:
         yield from _in_workers(pending, workers, cache)
         return
     for source in pending:
-        yield source, _attempt(cache.get_or_compile, source, compiler)
+        yield source, _attempt(cache.get_or_compile, source, compilers[source.arch, source.target])
+
+
+def _compiler(arch: str, target: str) -> Compiler | None:
+    try:
+        return compiler_for(arch, target)
+    except Unsupported:
+        return None
 
 
 def _in_workers(sources: Sequence[Source], workers: int, cache: Cache) -> Iterator[_Outcome]:

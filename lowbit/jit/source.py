@@ -27,11 +27,18 @@ class Source:
     entry: str
     """Name of its `extern "C"` kernel."""
     arch: str
-    """Real architecture, such as "sm_90a"."""
+    """The chip, such as "sm_90a"."""
     label: str
     """What the kernel is, for people (spec, family); changes no bit of the result, so it is not part of `key`."""
     headers: tuple[tuple[str, str], ...] = ()
     """(include name, text) of every header reached from `text`; see `gather_headers`."""
+    target: str = ""
+    """What the compiler of another maker's chip is asked for, such as "sm_80"; NVIDIA's are asked for `arch`."""
+
+    @property
+    def machine(self) -> str:
+        """What the compiler is asked for: a real architecture."""
+        return self.target or self.arch
 
     @functools.cached_property
     def key(self) -> str:
@@ -39,7 +46,7 @@ class Source:
 
         JSON keeps the fields apart: no two different sources give the same bytes to hash.
         """
-        fields = [self.entry, self.arch, self.text, self.headers]
+        fields = [self.entry, self.arch, self.text, self.headers, *([self.target] if self.target else [])]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 

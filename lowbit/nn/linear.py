@@ -21,7 +21,7 @@ class Linear(nn.Module):
     """y = x w^T + bias with quantised weights: x (..., K) of the activation type -> y (..., N).
 
     qw: a dense QuantWeight (N, K); it is packed on the device where it lies and not kept. bias: float (N,), kept in float32.
-    act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16 or torch.float16, default x's.
+    act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16, float16 or float32, default x's.
     Weights are multiplied exactly, but for codebooks: their values are rounded to the activation type (on the CPU they are not).
     On CUDA tensors it runs the compiled kernels, on CPU tensors the reference. Any number of tokens, including none; inference only.
 
@@ -144,30 +144,34 @@ class Linear(nn.Module):
     def spec(self) -> WeightSpec:
         return self.layout.spec
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., K) -> (..., N). Raises BadInput or BadType for an x that does not fit."""
+    def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """x (..., K) -> (..., N). Raises BadInput or BadType for an x or out that does not fit.
+
+        out: a contiguous (..., N) of the output type to write to and return, at a multiple of 16 bytes and apart from all that is read.
+        """
         gemm.check_input(x, self.layout.k, self.act)
         if torch.compiler.is_compiling():
             x = gemm.in_packed_order(x, self.perm)
-            y: Tensor = torch.ops.lowbit.gemm(
-                x, self.units, self.channel, self.bias, self._name, self.layout.n, self.act, self.out
+            return gemm.traced(
+                x, self.units, self.channel, self.bias, self._name, self.layout.n, self.act, self.out, out
             )
-            return y
         buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
         units, channel, bias, perm = buffers["units"], buffers["channel"], buffers["bias"], buffers["perm"]
         if perm is not None:
             x = gemm.in_packed_order(x, perm)
+        if out is not None:
+            gemm.check_into(out, x, self.layout.n, self.out, (units, channel, bias))
         if units is None or not x.is_cuda or x.get_device() != units.get_device():
-            return gemm.run(x, self.units, channel, bias, self._natural, self.act, self.out)
+            return gemm.run(x, self.units, channel, bias, self._natural, self.act, self.out, out)
         index = x.get_device()
         runner = self._runner
         if runner is None or runner.index != index:
             runner = gemm.runner(self._natural.spec, self._natural.n, self._natural.k, self.act, self.out, index)
             self._runner = runner
         if torch._C._cuda_getDevice() == index:
-            return runner(x, units, channel, bias)
+            return runner(x, units, channel, bias, out)
         with torch.cuda.device(index):
-            return runner(x, units, channel, bias)
+            return runner(x, units, channel, bias, out)
 
     def packed(self) -> PackedWeight:
         """The weights as packed tensors (shared, not copied)."""

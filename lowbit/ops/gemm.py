@@ -12,12 +12,13 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from lowbit import reference
-from lowbit.arch import Arch, arch_of_capability
+from lowbit.arch import Arch, arch_of_device
 from lowbit.errors import BadInput, BadType, Unsupported
 from lowbit.jit.cache import Cache
-from lowbit.jit.compile import find_compiler
+from lowbit.jit.compile import compiler_for
 from lowbit.jit.generate import generate
 from lowbit.jit.module import Launch, load
 from lowbit.jit.tensormap import RowsMap, aligned_struct
@@ -27,7 +28,7 @@ from lowbit.plan.plan import launch_geometry
 from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem, check
 from lowbit.weights import WeightSpec
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _SEEN = "_lowbit_seen"  # attribute of a weight tensor: its state at the last call
 _BUCKET = tuple(bucket(m) for m in range(BUCKETS[-1] + 1))
@@ -60,7 +61,7 @@ def problem_of(layout: Layout, act: str, out: str, arch: Arch) -> Problem:
 def device_arch(index: int) -> Arch:
     """The chip of CUDA device `index`, with its own number of SMs."""
     properties = torch.cuda.get_device_properties(index)
-    return arch_of_capability(properties.major, properties.minor, properties.multi_processor_count)
+    return arch_of_device(properties.name, properties.major, properties.minor, properties.multi_processor_count)
 
 
 _Prepared: TypeAlias = tuple[Launch, int, int, RowsMap | None]  # row tiles, tokens of a block
@@ -83,8 +84,13 @@ class Runner:
         self._pitch = layout.k * 2 if layout.k % 8 == 0 else 0  # bytes of a row of x that needs no copy, if there is any
         self._local = threading.local()
 
-    def __call__(self, x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> Tensor:
-        """x (..., K) on this device, which must be current -> y (..., N), launched into the current stream."""
+    def __call__(
+        self, x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, into: Tensor | None = None
+    ) -> Tensor:
+        """x (..., K) on this device, which must be current -> y (..., N), launched into the current stream.
+
+        into: y itself, which has passed `check_into`; default a new tensor.
+        """
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         now = _seen_now(stream, units, channel, bias)
         if self._pitch and x.dim() == 2 and x.is_contiguous() and x.data_ptr() % 16 == 0:
@@ -93,7 +99,11 @@ class Runner:
             rows = rows_of(x, self._k)
             pitch = rows.stride(0) * 2
         m = rows.shape[0]
-        y = torch.empty((m, self._n), dtype=self.y_dtype, device=self._device)
+        if into is None:
+            y = torch.empty((m, self._n), dtype=self.y_dtype, device=self._device)
+        else:
+            y = into
+            increment_version(y)  # other layers' weights may lie there
         if m:
             overlap = _settled(now, getattr(units, _SEEN, None))
             if not overlap:
@@ -112,7 +122,7 @@ class Runner:
             launch(row_tiles, -(-m // tokens), stream)
             if not overlap:
                 setattr(units, _SEEN, now)
-        return y if x.dim() == 2 else y.view(*x.shape[:-1], self._n)
+        return y if x.dim() == 2 or into is not None else y.view(*x.shape[:-1], self._n)
 
     def _check(self, units: Tensor, channel: Tensor | None, bias: Tensor | None) -> None:
         """Whatever replaced a layer's tensors since: kernels read bytes and trust them. Raises BadInput."""
@@ -158,7 +168,7 @@ class Runner:
         cache = Cache()
         if cache.jit:
             try:
-                find_compiler()
+                compiler_for(self.problem.arch.name, self.problem.arch.target)
             except Unsupported:
                 cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
             return
@@ -267,12 +277,56 @@ def check_input(x: Tensor, k: int, act: str) -> None:
     if not isinstance(x, Tensor):
         raise BadType(f"x must be a tensor; got {type(x).__name__}")
     if x.dtype != DTYPES[act]:
-        other = f", or build the layer with act={NAMES[x.dtype]!r}" if x.dtype in NAMES else ""
+        name = NAMES.get(x.dtype)
+        other = f", or build the layer with act={name!r}" if name in ACTIVATIONS else ""
         raise BadType(f"x must be {DTYPES[act]} for act={act!r}; got {x.dtype}: convert x{other}")
     if x.dim() < 1 or x.shape[-1] != k:
         raise BadInput(f"the last dimension of x must be k={k}; got x of shape {tuple(x.shape)}")
     if x.requires_grad and torch.is_grad_enabled():
         raise BadInput("lowbit computes no gradients and x requires one; call under torch.no_grad() or pass x.detach()")
+
+
+def check_into(y: Tensor, x: Tensor, n: int, out: str, weights: tuple[Tensor | None, ...]) -> None:
+    """One clear error for an output tensor of the caller's that kernels cannot write, or must not: what they read lies there.
+
+    Raises BadInput or BadType.
+    """
+    check_into_form(y, x, n, out)
+    if y.data_ptr() % 16:
+        raise BadInput(f"out must begin at a multiple of 16 bytes, as new tensors do; got address {y.data_ptr():#x}")
+    begin, end = _span(y)
+    for name, t in zip(("x", "the packed weights", "the channel scales", "the bias"), (x, *weights), strict=True):
+        if t is not None and t.device == y.device:
+            first, last = _span(t)
+            if first < end and begin < last:
+                raise BadInput(f"out must not share memory with {name}, which is read while out is written: give another tensor")
+
+
+def check_into_form(y: Tensor, x: Tensor, n: int, out: str) -> None:
+    """The part of `check_into` that can be told before there are addresses."""
+    if not isinstance(y, Tensor):
+        raise BadType(f"out must be a tensor; got {type(y).__name__}")
+    if y.dtype != DTYPES[out]:
+        raise BadType(f"out must be {DTYPES[out]}, the output type; got {y.dtype}: give out_dtype to have another")
+    shape = (*x.shape[:-1], n)
+    if tuple(y.shape) != shape:
+        raise BadInput(f"out must have the shape of the result, {shape}; got {tuple(y.shape)}")
+    if y.device != x.device:
+        raise BadInput(f"out must be on the device of x, {x.device}; got {y.device}")
+    if not y.is_contiguous():
+        raise BadInput(f"out must be contiguous; got strides {y.stride()}")
+    if y.requires_grad and torch.is_grad_enabled():
+        raise BadInput("lowbit computes no gradients and out requires one; call under torch.no_grad() or pass out.detach()")
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """First address of a tensor's elements, and the one behind the last."""
+    begin = t.data_ptr()
+    if not t.numel():
+        return begin, begin
+    return begin, begin + t.element_size() * (
+        1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    )
 
 
 def check_act(act: str, out: str) -> None:
@@ -288,7 +342,7 @@ def out_name(act: str, out_dtype: torch.dtype | None) -> str:
     if out_dtype is None:
         return act
     if out_dtype not in NAMES:
-        raise BadType(f"out_dtype must be torch.bfloat16 or torch.float16; got {out_dtype}")
+        raise BadType(f"out_dtype must be one of {', '.join(map(str, NAMES))}; got {out_dtype}")
     return NAMES[out_dtype]
 
 
@@ -300,10 +354,12 @@ def run(
     layout: Layout,
     act: str,
     out: str,
+    into: Tensor | None = None,
 ) -> Tensor:
     """y (..., N) = x (..., K) w^T + bias on the tensors' device: kernels on CUDA, the reference on the CPU.
 
     Columns are in natural order: of an act-order weight the layout is `layout.natural` and x is `in_packed_order`.
+    into: y itself, which has passed `check_into`; default a new tensor.
     """
     if x.device != units.device:
         raise BadInput(f"x and the weights must be on one device; got x on {x.device}, weights on {units.device}")
@@ -311,9 +367,10 @@ def run(
         index = x.get_device()
         call = runner(layout.spec, layout.n, layout.k, act, out, index)
         with torch.cuda.device(index):
-            return call(x, units, channel, None if bias is None else aligned(bias))
+            return call(x, units, channel, None if bias is None else aligned(bias), into)
     qw = unpack(PackedWeight(layout, None, units, channel))
-    return reference.matmul(x, qw, act=act, bias=bias, out_dtype=DTYPES[out])
+    y = reference.matmul(x, qw, act=act, bias=bias, out_dtype=DTYPES[out])
+    return y if into is None else into.copy_(y)
 
 
 @torch.library.custom_op("lowbit::gemm", mutates_args=())
@@ -324,6 +381,25 @@ def gemm_op(
     layout = _layout(spec, n, x.shape[-1])
     PackedWeight(layout, None, units, channel)  # refuses weights of another layout
     return run(x, units, channel, bias, layout, act, out)
+
+
+@torch.library.custom_op("lowbit::gemm_into", mutates_args=("into",))
+def gemm_into_op(
+    x: Tensor,
+    units: Tensor,
+    channel: Tensor | None,
+    bias: Tensor | None,
+    spec: str,
+    n: int,
+    act: str,
+    out: str,
+    into: Tensor,
+) -> None:
+    """The traced form of `run` with an output tensor: x (..., K) -> into (..., n)."""
+    layout = _layout(spec, n, x.shape[-1])
+    PackedWeight(layout, None, units, channel)
+    check_into(into, x, n, out, (units, channel, bias))
+    run(x, units, channel, bias, layout, act, out, into)
 
 
 @lru_cache(maxsize=4096)
@@ -338,6 +414,21 @@ def _(
     return x.new_empty((*x.shape[:-1], n), dtype=DTYPES[out])
 
 
+@gemm_into_op.register_fake
+def _(
+    x: Tensor,
+    units: Tensor,
+    channel: Tensor | None,
+    bias: Tensor | None,
+    spec: str,
+    n: int,
+    act: str,
+    out: str,
+    into: Tensor,
+) -> None:
+    check_into_form(into, x, n, out)
+
+
 def matmul(
     x: Tensor,
     packed: PackedWeight,
@@ -345,16 +436,18 @@ def matmul(
     act: str = "bf16",
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(..., K) x packed (N, K) -> (..., N), for weights packed by `lowbit.pack`.
 
     x is of the activation type; `bias` float (N,), applied in float32 before the one rounding to `out_dtype` (default: x's).
+    out: a contiguous (..., N) of the output type to write to and return, at a multiple of 16 bytes and apart from all that is read.
     Raises BadInput, BadType, Unsupported.
     """
     if not isinstance(packed, PackedWeight):
         raise BadType(f"matmul takes a PackedWeight, as lowbit.pack returns; got {type(packed).__name__}")
-    out = out_name(act, out_dtype)
-    check_act(act, out)
+    name = out_name(act, out_dtype)
+    check_act(act, name)
     layout = packed.layout
     if layout.operand_bits != 16:
         raise BadInput(f"16-bit activations need weights packed for 16-bit operands; {layout.tag} is for {layout.operand_bits} bits")
@@ -365,8 +458,28 @@ def matmul(
         bias = check_bias(bias, layout.n).to(x.device)
     x = in_packed_order(x, packed.perm)
     if torch.compiler.is_compiling():
-        return torch.ops.lowbit.gemm(x, packed.units, packed.channel, bias, packed.name, layout.n, act, out)  # type: ignore[no-any-return]
-    return run(x, packed.units, packed.channel, bias, layout.natural, act, out)
+        return traced(x, packed.units, packed.channel, bias, packed.name, layout.n, act, name, out)
+    if out is not None:
+        check_into(out, x, layout.n, name, (packed.units, packed.channel, bias))
+    return run(x, packed.units, packed.channel, bias, layout.natural, act, name, out)
+
+
+def traced(
+    x: Tensor,
+    units: Tensor,
+    channel: Tensor | None,
+    bias: Tensor | None,
+    spec: str,
+    n: int,
+    act: str,
+    out: str,
+    into: Tensor | None,
+) -> Tensor:
+    """One of the two custom ops, for torch.compile."""
+    if into is None:
+        return torch.ops.lowbit.gemm(x, units, channel, bias, spec, n, act, out)  # type: ignore[no-any-return]
+    torch.ops.lowbit.gemm_into(x, units, channel, bias, spec, n, act, out, into)
+    return into
 
 
 def check_bias(bias: Tensor, n: int) -> Tensor:

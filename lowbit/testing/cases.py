@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
-from lowbit.arch import Arch
-from lowbit.plan.plan import Plan
-from lowbit.problem import Problem
+from lowbit.arch import ARCHS, Arch
+from lowbit.plan.plan import FAMILIES, Plan
+from lowbit.problem import ACTIVATIONS, Problem, unsupported
 from lowbit.weights import WeightSpec
+
+INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 9))
+ZERO_POINTS = tuple(f"{name}{zero}" for name in INTEGERS for zero in ("z", "zf"))
+FLOATS = tuple(f"fp{bits}_e{bits - 1 - m}m{m}" for bits in range(3, 9) for m in range(bits - 1))
+BLOCK_FLOATS = ("mxfp4", "mxfp6", "mxfp8", "mxint8", "nvfp4")
+SIXTEEN = "hex(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,-6.5,0.0,1.625,-0.75,10.0,-2.0)"
+"""Every bit of a bf16 pattern is 0 and 1 for entries of the same and of another half."""
+CODEBOOKS = (
+    *("nf4", "two(-1.5,0.3)", "three(-1.0,0.1,1.0)", "four(3.0,-0.25,0.0,-2.0)", "six(-1.0,7.0,0.5,-3.0,0.0,1.25)"),
+    *("eight(0.1,-0.2,0.3,-0.4,0.5,-0.6,0.7,-0.8)", "eleven(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,0.0)", SIXTEEN),
+)
+SCALES = ("fp32", "bf16", "fp16", "e8m0", "e4m3", "e5m2", "ue5m3")
+GROUPS = ("t", "c", "g16", "g32", "g64", "g128", "g256", "b128x128")
+"""Everything that weights may be: what a row of the support table and a sweep over all formats are made of."""
+SWEPT = (*INTEGERS, *ZERO_POINTS, *FLOATS, *BLOCK_FLOATS, *CODEBOOKS)
+"""Values that `sweep` gives all scales and granularities; formats that have theirs in their names are swept as they are."""
 
 FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "nf4")
 """What most layers use: integers, floats and a codebook of 4 and 8 bits, with every kind of scale."""
@@ -33,6 +50,42 @@ MORE_FORMATS = {
     "8-bit floats, power-of-two scales": "mxfp8",
     "codebook of 16 values, channel scales": "nf4_c",
 }
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One point of the product of all formats, chips, kernel families and activations."""
+
+    spec: str
+    arch: Arch
+    family: str
+    act: str
+    out: str  # the activation's type where every weight fits it, else fp32
+
+
+def sweep(everything: bool) -> Iterator[Pick]:
+    """Every value format on every chip in every family with every activation that there is; scales and granularities take turns, so
+    that every pair of two dimensions occurs. Else a thinned one: every format in every family on one chip each, all chips in turn.
+    """
+    for (i, value), (f, family) in product(enumerate(SWEPT), enumerate(FAMILIES)):
+        wgmma = family == "stream_wgmma"
+        if wgmma and value.endswith("zf"):
+            continue  # this family has no float zero points
+        archs = [arch for arch in ARCHS.values() if arch.wgmma or not wgmma]
+        points = list(product(archs, ACTIVATIONS)) if everything else [(archs[(2 * i + f + i // 6) % len(archs)], ACTIVATIONS[i % 2])]
+        for j, (arch, act) in enumerate(points):
+            group, scale = GROUPS[(i + 3 * f + j) % len(GROUPS)], SCALES[(2 * i + f + j) % len(SCALES)]
+            spec = value if value in BLOCK_FLOATS else f"{value}_{group}_{scale}"
+            acts = [a for a in (act, *ACTIVATIONS) if not unsupported(WeightSpec.parse(spec), a, arch)]
+            if act in acts or not everything:
+                act = acts[0]  # the other one where the chip or the format leaves no choice
+                yield Pick(spec, arch, family, act, act if (i // 2 + j) % 2 and _fits_outputs(spec) else "fp32")
+
+
+def _fits_outputs(name: str) -> bool:
+    """Weights keep to bf16's 8 bits and fp16's range, also times scales of up to 2^7."""
+    spec = WeightSpec.parse(name)
+    return spec.value.bits < 8 - 2 * (spec.zero == "float") and spec.value.max < 512
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def _launch(
         params.bias = None if bias is None else memory.alloc("bias", bias, read_only=True)
         params.x = memory.alloc("x", span, read_only=True, dependent=problem.arch.bulk)
         params.y = memory.alloc(
-            "y", 2 * m * problem.n, output=True, dependent=problem.arch.bulk
+            "y", problem.out_bytes * m * problem.n, output=True, dependent=problem.arch.bulk
         )  # a number of bytes: poisoned, each to be written once
         params.x_pitch = 2 * pitch
         params.m = m
@@ -221,12 +221,13 @@ def _launch(
             smem=geometry.smem,
             cluster=geometry.cluster,
             seed=seed,
+            arch=problem.arch.level,
             resident=resident,
         )
         missing = memory.unwritten(params.y)
         if missing:
             raise LaunchError(
-                f"{source.label} on {source.arch}: {missing} of {2 * m * problem.n} bytes of y were never written"
+                f"{source.label} on {source.arch}: {missing} of {problem.out_bytes * m * problem.n} bytes of y were never written"
             )
         y: Tensor = memory.tensor(params.y, (m, problem.n), gemm.DTYPES[problem.out])
         return y

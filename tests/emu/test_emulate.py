@@ -14,11 +14,13 @@ import pytest
 import torch
 
 import lowbit
-from lowbit.arch import arch
+from lowbit.arch import ARCHS, arch
 from lowbit.errors import BadInput, BadType, LaunchError, Unsupported
-from lowbit.plan.plan import Plan, illegal
+from lowbit.plan.plan import FAMILIES, Plan, illegal
+from lowbit.problem import ACTIVATIONS, unsupported
 from lowbit.testing import emulate
-from lowbit.testing.cases import Case, cases
+from lowbit.testing.cases import BLOCK_FLOATS, GROUPS, SCALES, SWEPT, Case, Pick, cases, sweep
+from lowbit.weights import WeightSpec
 
 pytestmark = pytest.mark.skipif(bool(emulate.obstacle()), reason=emulate.obstacle() or "the emulator is here")
 CHIPS = ("sm_75", "sm_80", "sm_90a")  # copies through registers, cp.async, bulk copies with clusters
@@ -47,6 +49,36 @@ def test_cases_differ_and_cover_what_they_promise() -> None:
     for case in found:
         if case.plan and "wraps" in case.name:
             assert -(-case.k // 128) > case.plan.stages
+
+
+def points(everything: bool) -> list[tuple[str, str, str, Pick]]:
+    """(value, granularity, scale, pick); formats that bring their own scales have no granularity."""
+    picks = list(sweep(everything))
+    return [(*(pick.spec.rsplit("_", 2) if pick.spec not in BLOCK_FLOATS else (pick.spec, "", "")), pick) for pick in picks]
+
+
+def test_the_thin_sweep_meets_every_format_in_every_family_and_all_chips() -> None:
+    found = points(False)
+    assert {(value, pick.family) for value, _, _, pick in found} == {(v, f) for v in SWEPT for f in FAMILIES}
+    assert {(pick.arch.name, pick.family) for *_, pick in found} == {(a, f) for a in ARCHS for f in FAMILIES}
+    assert {(group, scale) for _, group, scale, _ in found} - {("", "")} == {(g, s) for g in GROUPS for s in SCALES}
+    assert {(pick.act, pick.out) for *_, pick in found} == {(a, o) for a in ACTIVATIONS for o in (a, "fp32")}
+    assert len(found) == len(SWEPT) * len(FAMILIES)
+
+
+def test_the_whole_sweep_meets_all_that_is_supported() -> None:
+    found = points(True)
+    assert all(unsupported(WeightSpec.parse(pick.spec), pick.act, pick.arch) == () for *_, pick in found)
+    met = {(value, pick.arch.name, pick.family, pick.act) for value, *_, pick in found}
+    able = {(v, name, f, act) for v in SWEPT for name, row in ARCHS.items() for f in FAMILIES for act in ACTIVATIONS
+            if not unsupported(WeightSpec.parse(v), act, row)}  # fmt: skip
+    assert met == able
+    values = set(SWEPT) - set(BLOCK_FLOATS)
+    assert {(value, group) for value, group, _, _ in found if group} == {(v, g) for v in values for g in GROUPS}
+    assert {(value, scale) for value, _, scale, _ in found if scale} == {(v, s) for v in values for s in SCALES}
+    for index, kinds in ((1, GROUPS), (2, SCALES)):
+        for facts in (lambda p: p.arch.name, lambda p: p.family, lambda p: p.act):
+            assert len({(point[index], facts(point[3])) for point in found if point[index]}) == len(kinds) * len({facts(p[3]) for p in found})
 
 
 # ---- emulate itself -------------------------------------------------------------------------------------------------
@@ -107,6 +139,18 @@ def test_act_order_gives_every_column_its_own_group(name: str, chip: str, act: s
         x = torch.eye(k).to(emulate.gemm.DTYPES[act])
         got = emulate.matmul(x, lowbit.pack(qw), act=act, arch=chip, plan=plan)
         assert torch.equal(got.T.float(), qw.dequantize())
+
+
+@pytest.mark.parametrize("spec", ["int4_g128", "nvfp4", "int8", "uint4z_g32"])
+def test_another_makers_chip_runs_the_kernels_of_its_target(spec: str) -> None:
+    """Its arithmetic is assumed to be the target's; no instruction beyond those may be used."""
+    weight = lowbit.pack(lowbit.quantize(torch.randn(72, 400, generator=torch.Generator().manual_seed(0)), spec))
+    x = torch.randn(21, 400, generator=torch.Generator().manual_seed(1))
+    for act, plan in (("bf16", Plan("stream", 8, 1, 2, stages=4)), ("fp16", Plan("tile_mma", 32, 1, 2, token_warps=2))):
+        operand = x.to(emulate.gemm.DTYPES[act])
+        y = emulate.matmul(operand, weight, act=act, arch="zhenwu_810e", plan=plan)
+        assert torch.equal(y, emulate.matmul(operand, weight, act=act, arch="sm_80", plan=plan))
+    assert torch.isfinite(emulate.matmul(x.bfloat16(), weight, arch="zhenwu_810e")).all()
 
 
 def test_nan_and_inf_stay_in_their_rows(packed: lowbit.PackedWeight) -> None:

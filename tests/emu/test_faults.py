@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_kernels import DTYPES, SIXTEEN, Run, telling
+from test_kernels import DTYPES, Run, telling
 
 import emulator
 from lowbit.errors import LaunchError
 from lowbit.jit.generate import generate
 from lowbit.plan.plan import Plan
 from lowbit.testing import emulate
+from lowbit.testing.cases import SIXTEEN
 
 SEEDS = (1, 2, 5)
 
@@ -51,6 +52,7 @@ SETTINGS = {
     "mxfp4": replace(BULK, spec="mxfp4"), "fp8": replace(BULK, spec="fp8_e4m3"), "nvfp4": replace(BULK, spec="nvfp4"), "seven bits": replace(BULK, spec="int7_g32"), "codebook": replace(BULK, spec=f"{SIXTEEN}_g32"),
     "zero points": replace(BULK, spec="int4z_g32"), "float zero points": replace(BULK, spec="uint4zf_g32"),
     "e8m0, two words": replace(BULK, spec="fp4_e2m1_g16_e8m0"), "registers, one stage": replace(TURING, plan=Plan("stream", 8, 2, 2, stages=1)),
+    "fp32 outputs": replace(TILE, out="fp32"), "odd rows, fp32": replace(ODD, out="fp32"),
 }  # fmt: skip
 
 UNWAITED = "target of an asynchronous copy that has not been waited for"
@@ -170,12 +172,15 @@ FAULTS = [
     Fault("partial sums of a group not started anew", "bulk", "product.cuh", "part[r][n][e] = 0;", "if (v + step == 0) part[r][n][e] = 0;", NUMBERS),
     Fault("second half of a pair multiplied with the first's tokens", "bulk", "product.cuh", "const u32 bn[2] = {b[n][2 * j], b[n][2 * j + 1]}", "const u32 bn[2] = {b[n][0], b[n][1]}", NUMBERS),
     # ---- epilogue
-    Fault("rows past an odd end stored", "odd rows", "epilogue.cuh", "if (row + i < C::kN) st_global_u16", "st_global_u16", "a second time|out of bounds"),
+    Fault("rows past an odd end stored", "odd rows", "epilogue.cuh", "if (row + i < C::kN) store_value", "store_value", "a second time|out of bounds"),
     Fault("bias read past an odd end", "odd rows", "epilogue.cuh", "        if (row + i < C::kN) v[i]", "        v[i]", "out of bounds"),
     Fault("bias forgotten", "bulk", "epilogue.cuh", "load_rows<C>(p.bias, row, {0, 0, 0, 0})", "U4{0, 0, 0, 0}", NUMBERS),
     Fault("bias multiplied with the channel scale", "int8", "epilogue.cuh", "fma_f32(mul_f32(sum[i], kFactor), as_f32(scale[i]), as_f32(bias[i]))", "mul_f32(add_f32(mul_f32(sum[i], kFactor), as_f32(bias[i])), as_f32(scale[i]))", NUMBERS),
     Fault("sums of rows g + 8 stored to rows g", "bulk", "epilogue.cuh", "(r * 16 + g + e / 2 * 8) * 4", "(r * 16 + g) * 4", f"{UNWRITTEN}|{NUMBERS}|{UNWAITED}"),
-    Fault("two outputs swapped", "bulk", "epilogue.cuh", "C::Out::pack(v[0], v[1])", "C::Out::pack(v[1], v[0])", NUMBERS),
+    Fault("two outputs swapped", "bulk", "epilogue.cuh", "Out::pack(v[0], v[1])", "Out::pack(v[1], v[0])", NUMBERS),
+    Fault("two outputs swapped, fp32", "fp32 outputs", "epilogue.cuh", "{as_u32(v[0]), as_u32(v[1])", "{as_u32(v[1]), as_u32(v[0])", NUMBERS),
+    Fault("fp32 outputs two bytes apart", "fp32 outputs", "epilogue.cuh", "(token * C::kN + row) * C::Out::kBytes", "(token * C::kN + row) * 2", "a second time|byte aligned|never written"),
+    Fault("fp32 outputs past an odd end two bytes apart", "odd rows, fp32", "epilogue.cuh", "y + i * C::Out::kBytes", "y + i * 2", "a second time|byte aligned|never written"),
     # ---- tile_mma
     Fault("tile: cp.async wait one group short", "tile", "tile_mma.cuh", "cp_async_wait<C::kStages - 2>();", "cp_async_wait<C::kStages - 1>();", UNWAITED),
     Fault("tile: no barrier per stage", "tile", "tile_mma.cuh", "            syncthreads();  // stage", "            // stage", UNORDERED),
@@ -201,9 +206,10 @@ def outcome(kernels: emulate.Kernels, run: Run, seed: int) -> str:
     generator = torch.Generator().manual_seed(11)
     x = torch.randint(-2, 3, (run.m, run.k), generator=generator).to(DTYPES[run.act])
     bias = torch.randint(-9, 9, (run.n,), generator=generator).float()
-    want = (x.double() @ w.double().T + bias.double()).to(x.dtype)
+    out = DTYPES[run.out or run.act]
+    want = (x.double() @ w.double().T + bias.double()).to(out)
     try:
-        y = kernels.matmul(x, packed, act=run.act, bias=bias, arch=run.chip, plan=run.plan, seed=seed, gap=run.gap)
+        y = kernels.matmul(x, packed, act=run.act, bias=bias, out_dtype=out, arch=run.chip, plan=run.plan, seed=seed, gap=run.gap)
     except (emulator.EmulatorFault, LaunchError) as error:
         return str(error)
     exact = run.spec != "fp8_e4m3"  # whose sums have more bits than float32

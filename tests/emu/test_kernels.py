@@ -14,40 +14,34 @@ import torch
 from torch import Tensor
 
 import lowbit
+from lowbit.arch import ARCHS as ROWS
 from lowbit.arch import arch
 from lowbit.dtypes import codebook
 from lowbit.layout.pack import PackedWeight, pack
 from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.plan import FAMILIES, Plan, illegal
-from lowbit.problem import Problem, rounded_codebook, unsupported
+from lowbit.problem import Problem, rounded_codebook
 from lowbit.testing import cases, emulate, tolerance
 from lowbit.weights import QuantWeight, WeightSpec
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-# One chip per way of moving bytes tries every case; the others generate the same text but for the level, and try every format.
+# One chip per way of moving bytes tries every case; the others generate the same text but for the level, and try the common formats.
+# With --all every row of lowbit.arch tries everything.
 THOROUGH = ("sm_75", "sm_80", "sm_90a")
 SEEDS = (1, 2, 5)  # any warp next; starved warps; copies that land early
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Every bit of a bf16 pattern is 0 and 1 for entries of the same and of another half.
-SIXTEEN = "hex(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,-6.5,0.0,1.625,-0.75,10.0,-2.0)"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PROBE_FORMATS = (
     "int4_g128", "int4_g64", "int4_g32", "int4", "int4_g128_e8m0", "int8", "int8_g128",
     "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp8", "mxfp4", "nvfp4", "fp4_e2m1_g16_e8m0", "nf4",
-)  # fmt: skip
-# All widths, whose words differ, with and without sign and zero points; floats of every width and of few and many exponent bits; codebooks of
-# every width, half of them with entries that no operand holds.
-MORE_FORMATS = (
-    "int1_g32", "int2_g64", "int3_g128", "int5_g32", "int6", "int7_g16", "uint1z_g128", "uint2_g16", "uint3z_g64", "uint4z_g128", "uint5_t",
-    "uint6z_g32", "uint7z", "uint8z_g64", "int4z_g32", "int8z", "uint4zf_g32", "int3zf_g128", "uint5zf_g64", "int4_g32_ue5m3", "int4_g64_e5m2",
-    "fp3_e1m1_g16", "fp4_e1m2_g32", "fp4_e3m0_g32", "fp5_e2m2_g64", "fp6_e3m2_g32_e8m0", "fp6_e2m3", "fp7_e3m3_t", "fp8_e5m2", "fp8_e3m4_g128",
-    "fp8_e1m6", "fp8_e7m0_g64", "fp8_e2m5_b32x64", "mxint8", "two(-1.5,0.3)_g32", "three(-1.0,0.1,1.0)_g64", "four(3.0,-0.25,0.0,-2.0)_g16",
-    "eight(0.1,-0.2,0.3,-0.4,0.5,-0.6,0.7,-0.8)_g32", "six(-1.0,7.0,0.5,-3.0,0.0,1.25)", "nf4_g16_bf16", f"{SIXTEEN}_g32",
-    "eleven(-1.5,0.25,7.0,-0.0625,12.0,-3.25,0.5,-9.0,-0.125,3.0,0.0)_t",
 )  # fmt: skip
 
 
 def acts_of(chip: str) -> tuple[str, ...]:
     return ("bf16", "fp16") if arch(chip).bf16 else ("fp16",)
+
+
+Pair = tuple[Problem, Plan]
+BATCH = 150  # kernels of a library
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class Run:
         return Problem(WeightSpec.parse(self.spec), self.act, self.out or self.act, self.n, k8, arch(self.chip))
 
     def __call__(self, x: Tensor, packed: PackedWeight, bias: Tensor | None = None, seed: int = 1) -> Tensor:
-        return library(self.chip).matmul(
+        return library(self).matmul(
             x, packed, act=self.act, bias=bias, out_dtype=DTYPES[self.out or self.act], arch=self.chip, plan=self.plan,
             seed=seed, gap=self.gap,
         )  # fmt: skip
@@ -105,28 +99,26 @@ def probe_plans(chip: str) -> dict[str, Plan]:
 
 
 def probes(chip: str) -> list[Run]:
-    """Both common plans with every format and operand; the special ones with one integer and one float format.
-
-    Of the further formats, a thorough chip tries both plans with one operand each, sm_80 and sm_90a the other way round.
-    """
+    """Both common plans with common formats and every operand; the special ones with one integer and two float formats."""
     runs = []
     for name, plan in probe_plans(chip).items():
         for act in acts_of(chip):
             for spec in PROBE_FORMATS if name in FAMILIES else ("int4_g32", "mxfp4", "fp8_e4m3"):
                 n = 152 if "_b128x128" in spec else 40
                 runs.append(Run(chip, spec, n, 264, 264, act, plan))
-    common = [(name, plan) for name, plan in probe_plans(chip).items() if name in FAMILIES]
-    for number, spec in enumerate(MORE_FORMATS):  # the other operand and family come with the next chip
-        # fp8_e5m2 times a power of two leaves fp16's range, as an output
-        fits = [act for act in acts_of(chip) if not unsupported(WeightSpec.parse(spec), act, arch(chip))]
-        acts = [act for act in fits if (act, spec) != ("fp16", "fp8_e5m2")]
-        turn = number + (THOROUGH if chip in THOROUGH else ARCHS).index(chip)
-        for family, (kind, plan) in enumerate(common) if chip in THOROUGH else [(turn // 2, common[turn % 2])]:
-            if acts and (kind != "stream_wgmma" or "zf" not in spec):
-                run = Run(chip, spec, 40, 264, 264, acts[(turn + family) % len(acts)], plan)
-                few_bits = bool(illegal(run.problem, plan))  # partial sums need a longer ring of smaller stages
-                runs.append(replace(run, plan=replace(plan, stages=6)) if few_bits else run)
     return runs
+
+
+@functools.cache
+def swept(everything: bool) -> tuple[Run, ...]:
+    """All formats there are, on all chips."""
+    runs = []
+    for pick in cases.sweep(everything):
+        chip, plan = pick.arch.name, probe_plans(pick.arch.name)[pick.family]
+        run = Run(chip, pick.spec, 152 if "_b128x128" in pick.spec else 40, 264, 264, pick.act, plan, pick.out)
+        few_bits = bool(illegal(run.problem, plan))  # partial sums need a longer ring of smaller stages
+        runs.append(replace(run, plan=replace(plan, stages=6)) if few_bits else run)
+    return tuple(runs)
 
 
 def wide_probes(chip: str) -> list[Run]:
@@ -137,7 +129,8 @@ def wide_probes(chip: str) -> list[Run]:
     wrap = Plan("stream", 32, 1, 2, k_warps=1, split=2, stages=3, x_chunks=2)
     runs = [Run(chip, "int4_g64", 72, 1160, 48, "bf16", plan), Run(chip, "nvfp4", 37, 1928, 70, "fp16", wrap)]
     if arch(chip).wgmma:  # every number of tokens: scales on sums and in operands
-        for spec, tokens, blocks in (("int4_g64", 8, 1), ("nvfp4", 8, 2), ("mxfp4", 16, 1), ("mxfp4", 24, 2), ("int8_g32", 32, 1), ("nvfp4", 48, 1), ("int4_g128", 64, 2)):
+        sizes = (("int4_g64", 8, 1), ("nvfp4", 8, 2), ("mxfp4", 16, 1), ("mxfp4", 24, 2), ("int8_g32", 32, 1), ("nvfp4", 48, 1), ("int4", 64, 2))
+        for spec, tokens, blocks in sizes:
             wgmma = Plan("stream_wgmma", tokens, blocks, 4, k_warps=2, split=2, stages=3)
             runs.append(Run(chip, spec, 136, 3208, tokens + 5, "bf16", wgmma))
     return runs
@@ -162,11 +155,14 @@ def real(chip: str) -> list[Run]:
 
 
 def crossed(chip: str) -> list[Run]:
-    """Outputs of another type than the activations."""
-    if not arch(chip).bf16:
-        return []
-    plans = ((STREAM, "bf16", "fp16"), (TILE, "fp16", "bf16"), (STREAM, "fp16", "bf16"), (TILE, "bf16", "fp16"))
-    return [Run(chip, "int4_g32", 37, 136, 9, act, plan, out, bias=True) for plan, act, out in plans]
+    """Outputs of another type than the activations: stored one by one where N is odd, four at a time where 4 divides it."""
+    pairs = [(act, out) for act in acts_of(chip) for out in (*acts_of(chip), "fp32") if act != out]
+    shapes = (((37, STREAM), (40, TILE)), ((37, TILE), (40, STREAM)))  # each output meets all four
+    return [
+        Run(chip, "int4_g32", n, 136, 9, act, plan, out, bias=True)
+        for i, (act, out) in enumerate(pairs)
+        for n, plan in shapes[i // 2]
+    ]
 
 
 def of_case(chip: str, case: cases.Case) -> list[Run]:
@@ -180,17 +176,40 @@ def of_case(chip: str, case: cases.Case) -> list[Run]:
     ]
 
 
-def cases_of(chip: str) -> list[cases.Case]:
+def cases_of(chip: str, everything: bool) -> list[cases.Case]:
     found = list(cases.cases(arch(chip)))
-    return found if chip in THOROUGH else [c for c in found if c.name.startswith("format") or "K ends" in c.name]
+    thorough = everything or chip in THOROUGH
+    return found if thorough else [c for c in found if c.name.startswith("format") or "K ends" in c.name]
 
 
 @functools.cache
-def library(chip: str) -> emulate.Kernels:
-    """Every kernel that a test runs for the chip, built together."""
-    runs = [run for case in cases_of(chip) for run in of_case(chip, case)]
-    runs += probes(chip) + wide_probes(chip) + real(chip) + crossed(chip)
-    return emulate.build_all(dict.fromkeys((run.problem, run.plan) for run in runs))
+def kernels(chip: str, everything: bool) -> tuple[Pair, ...]:
+    """Every kernel that a test runs for the chip, each once; those of --all alone come last."""
+    runs = [run for run in swept(False) if run.chip == chip]
+    if chip in ARCHS or everything:
+        runs += [run for case in cases_of(chip, False) for run in of_case(chip, case)]
+        runs += probes(chip) + wide_probes(chip) + real(chip) + crossed(chip)
+    if everything:
+        runs += [run for case in cases_of(chip, True) for run in of_case(chip, case)]
+        runs += [run for run in swept(True) if run.chip == chip]
+    return tuple(dict.fromkeys((run.problem, run.plan) for run in runs))
+
+
+@functools.cache
+def numbers(chip: str, everything: bool) -> dict[Pair, int]:
+    return {pair: number for number, pair in enumerate(kernels(chip, everything))}
+
+
+def library(run: Run) -> emulate.Kernels:
+    """The kernels built together with the run's, which are as many as a compiler takes at a time."""
+    pair = (run.problem, run.plan)
+    everything = pair not in numbers(run.chip, False)
+    return batch(run.chip, everything, numbers(run.chip, everything)[pair] // BATCH)
+
+
+@functools.cache
+def batch(chip: str, everything: bool, index: int) -> emulate.Kernels:
+    return emulate.build_all(kernels(chip, everything)[index * BATCH : (index + 1) * BATCH])
 
 
 # ---- weights and reference -----------------------------------------------------------------------------------------------
@@ -265,13 +284,36 @@ def same(got: Tensor, want: Tensor) -> None:
     )
 
 
-EXACT = [r for chip in ARCHS for r in probes(chip) if r.spec in ("int4_g32", "int4", "int8", "mxfp4", "int4_g128_e8m0")]
+def exact(chip: str) -> list[Run]:
+    return [r for r in probes(chip) if r.spec in ("int4_g32", "int4", "int8", "mxfp4", "int4_g128_e8m0")]
+
 
 # ---- tests -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in probes(chip)], ids=name)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`run`: of the function that the mark `runs` names, for each chip; `swept`; `chip` and `case`."""
+    everything = metafunc.config.getoption("all")
+    chips = tuple(ROWS) if everything else ARCHS
+    if mark := metafunc.definition.get_closest_marker("runs"):
+        metafunc.parametrize("run", [run for chip in chips for run in mark.kwargs["of"](chip)], ids=name)
+    elif "point" in metafunc.fixturenames:
+        metafunc.parametrize("point", swept(everything), ids=name)
+    elif "case" in metafunc.fixturenames:
+        found = [(chip, case) for chip in chips for case in cases_of(chip, everything) if of_case(chip, case)]
+        metafunc.parametrize(("chip", "case"), found, ids=[f"{chip}-{i}-{case}" for i, (chip, case) in enumerate(found)])
+
+
+@pytest.mark.runs(of=probes)
 def test_one_hot_tokens_give_columns_of_the_weight(run: Run) -> None:
+    columns(run)
+
+
+def test_every_format_gives_columns_of_the_weight(point: Run) -> None:
+    columns(point)
+
+
+def columns(run: Run) -> None:
     """Every k, every code in every place, every scale by a power of two of its own: exact."""
     qw, packed, _ = telling(run.spec, run.n, run.k)
     w = as_operands(qw, run.act).dequantize()
@@ -281,7 +323,7 @@ def test_one_hot_tokens_give_columns_of_the_weight(run: Run) -> None:
     assert w.T.to(got.dtype).float().equal(w.T)  # nothing was hidden by rounding
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in wide_probes(chip)], ids=name)
+@pytest.mark.runs(of=wide_probes)
 def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
     _, packed, w = telling(run.spec, run.n, run.k)
     step = run.k // run.m + 1
@@ -292,7 +334,7 @@ def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
     assert -(-run.k // 128) > (2 * slots if run.plan.split < 8 else 8)
 
 
-@pytest.mark.parametrize("run", EXACT, ids=name)
+@pytest.mark.runs(of=exact)
 def test_sums_of_small_integers_are_exact(run: Run) -> None:
     """All k at once: every partial sum fits float32, in whatever order, so the result is the exact one, rounded once."""
     _, packed, w = telling(run.spec, run.n, run.k, powers=3)
@@ -320,22 +362,18 @@ def test_telling_weights_hold_every_code_in_every_place_of_a_step(spec: str) -> 
     assert len(torch.unique(w)) > 50
 
 
-CASES = [(chip, case) for chip in ARCHS for case in cases_of(chip) if of_case(chip, case)]
-
-
-@pytest.mark.parametrize(("chip", "case"), CASES, ids=[f"{chip}-{i}-{case}" for i, (chip, case) in enumerate(CASES)])
 def test_case(chip: str, case: cases.Case) -> None:
     runs = of_case(chip, case)
     for run in runs:
         compare(run, SEEDS if run is runs[-1] else SEEDS[:1])
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in real(chip)], ids=name)
+@pytest.mark.runs(of=real)
 def test_plan_of_a_real_layer(run: Run) -> None:
     compare(run, SEEDS[:2])
 
 
-@pytest.mark.parametrize("run", [r for chip in ARCHS for r in crossed(chip)], ids=name)
+@pytest.mark.runs(of=crossed)
 def test_output_of_another_type(run: Run) -> None:
     compare(run, SEEDS)
 

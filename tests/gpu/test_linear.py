@@ -56,6 +56,20 @@ def test_numbers(name: str, act: str) -> None:
 
 
 @pytest.mark.parametrize("act", acts())
+@pytest.mark.parametrize("n", [272, 37])
+def test_float32_outputs(n: int, act: str) -> None:
+    qw = lowbit.quantize(torch.randn(n, 1024, generator=torch.Generator("cuda").manual_seed(0), device="cuda"), "int4_g128")
+    bias = torch.randn(n, device="cuda")
+    layer, narrow = (lowbit.Linear(qw, bias, act, out_dtype=out) for out in (torch.float32, None))
+    for m in (1, 8, 16, 33, 65, 300):
+        x = tokens(m, 1024, act)
+        y = layer(x)
+        assert y.dtype == torch.float32
+        assert_right(y, x, qw.dequantize(), bias)
+        assert torch.equal(y.to(x.dtype), narrow(x))  # the same sums, rounded later
+
+
+@pytest.mark.parametrize("act", acts())
 @pytest.mark.parametrize("name", ["int4_g128", "int8", "fp8_e4m3", "mxfp4", "nvfp4"])
 def test_one_hot_tokens_give_columns(name: str, act: str) -> None:
     n, k = 304, 384
@@ -251,6 +265,46 @@ def test_traced_by_inductor() -> None:
         x = tokens(m, 1024, "bf16")
         assert torch.equal(traced(x), layer(x) * 2)
     torch.library.opcheck(torch.ops.lowbit.gemm, (tokens(3, 1024, "bf16"), layer.units, layer.channel, layer.bias, "int4_g128", 512, "bf16", "bf16"))
+
+
+@pytest.mark.parametrize("n", [272, 37])
+def test_output_tensors(n: int) -> None:
+    layer, w, _ = make("int4_g128", n, 1024, "bf16")
+    for shape in ((1,), (8,), (3, 5), (64,), (300,), (0,)):
+        x = torch.randn(*shape, 1024, device="cuda").bfloat16()
+        y = torch.full((*shape, n), torch.nan, device="cuda", dtype=torch.bfloat16)
+        assert layer(x, out=y) is y
+        assert torch.equal(y, layer(x))
+    x, y = tokens(8, 1024, "bf16"), torch.empty(8, n, device="cuda", dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x, out=y)
+    y.zero_()
+    graph.replay()
+    assert_right(y, x, w)
+    with pytest.raises(lowbit.BadInput, match="share memory with x"):
+        layer(x, out=x.view(-1)[: 8 * n].view(8, n))
+    torch._dynamo.reset()
+    traced = torch.compile(lambda x, y: layer(x, out=y) * 2, fullgraph=True, dynamic=True)
+    for m in (3, 17, 64):
+        x, y = tokens(m, 1024, "bf16"), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        assert torch.equal(traced(x, y), layer(x) * 2)
+        assert torch.equal(y, layer(x))
+
+
+def test_weights_written_by_a_layer_are_read() -> None:
+    """The output of one call is the next one's packed weights: that kernel may not begin before this one ends."""
+    writer, _, _ = make("int8", 4096, 4096, "bf16")
+    layer, _, _ = make("int4_g128", 64, 4096, "bf16")
+    y = layer.units[0, : 8 * 4096 * 2].view(torch.bfloat16).view(8, 4096)
+    x = tokens(8, 4096, "bf16")
+    for _ in range(50):
+        xs = torch.randn(8, 4096, device="cuda").bfloat16()
+        layer(x)
+        writer(xs, out=y)
+        got = layer(x)
+        torch.cuda.synchronize()
+        assert torch.equal(got.nan_to_num(), layer(x).nan_to_num())
 
 
 def test_copies_moves_and_files(tmp_path) -> None:  # type: ignore[no-untyped-def]

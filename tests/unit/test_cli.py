@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from jit_fakes import count_compiles, write_compiler_command
 from needs import needs_compiler
 from safetensors.torch import save_file
 
@@ -43,7 +45,8 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("warmup", "--spec", "int8"), "--spec and --shape go together"),
         (("warmup", "--weights", "/nonexistent"), "must be a safetensors file"),
         (("warmup", "--spec", "int8", "--shape", "64x64", "--arch", "sm_80", "--max-m", "0"), "at least 1; got 0"),
-        (("warmup", "--spec", "int8", "--shape", "64x64", "--out", "fp32"), "output must be one of bf16, fp16"),
+        (("warmup", "--spec", "int8", "--shape", "64x64", "--out", "fp64"), "output must be one of bf16, fp16, fp32"),
+        (("inspect", "--out", "e4m3"), "output must be one of bf16, fp16, fp32"),
         (("demo", "--model", "/nonexistent"), "must be a safetensors file"),
     ],
     ids=lambda value: "_".join(value).replace("/", "") if isinstance(value, tuple) else "",
@@ -136,6 +139,11 @@ def test_inspect_text_shows_layout_plan_and_source(capsys: pytest.CaptureFixture
     source = output(capsys, *arguments, "--source")
     assert source.count("struct Config") == 1  # M = 7 and 8 share a kernel
     assert "static constexpr u32 kN = 4096;" in source
+    assert "using Out = lowbit::Bf16;" in source
+    wide = output(capsys, *arguments, "--source", "--out", "fp32")
+    assert "using Out = lowbit::F32;" in wide
+    floors = [int(re.findall(r"floor .*?: ([\d,]+) bytes", t)[0].replace(",", "")) for t in (text, wide)]
+    assert floors[1] - floors[0] == 2 * 7 * 4096
     assert len(output(capsys, *arguments, "--all").splitlines()) > len(text.splitlines()) + 10
 
 
@@ -167,6 +175,13 @@ def test_table_is_what_the_code_supports(capsys: pytest.CaptureFixture[str]) -> 
             assert cell != "-" or found[name][arch]["reasons"]
 
 
+def test_brief_table_has_a_row_per_family_and_a_column_per_kind_of_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "inspect", "--table", "--brief").splitlines()
+    assert lines[0] == "| weights | " + " | ".join(inspect.COLUMNS) + " |"
+    assert len(lines) == 2 + len(inspect.families())
+    assert lines[2].endswith(" | fp16 | bf16, fp16 | bf16, fp16 | bf16, fp16 | bf16, fp16 |")
+
+
 def test_columns_line_up() -> None:
     assert table([["a", "value"], ["long name", "1"]], left=1) == "a          value\nlong name      1"
 
@@ -182,6 +197,27 @@ def test_warmup_freezes_for_chips_that_are_not_here(capsys: pytest.CaptureFixtur
     assert len(list(tmp_path.rglob("kernel.cubin"))) == len(rows) >= 2
     text = output(capsys, *arguments, "--freeze", str(tmp_path))
     assert text.splitlines()[-1] == f"{len(rows)} kernels for 1 layer kinds on 2 chips in {tmp_path}"
+
+
+def test_another_makers_chip_is_planned_anywhere_and_compiled_by_its_own_compiler(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOWBIT_COMPILER", raising=False)
+    text = output(capsys, "inspect", "--shape", "4096x4096", "--m", "1", "--arch", "zhenwu_810e:60")
+    assert "zhenwu_810e (T-Head Zhenwu 810E, 60 SMs)" in text
+    assert "not compiled: kernels for zhenwu_810e come from its maker's own compiler, and LOWBIT_COMPILER is not set" in text
+    arguments = ("warmup", "--spec", "int8", "--shape", "64x128", "--arch", "zhenwu_810e", "--max-m", "16", "--json")
+    frozen = ("--freeze", str(tmp_path / "kernels"))
+    assert main([*arguments, *frozen]) == 2
+    assert "LOWBIT_COMPILER is not set" in capsys.readouterr().err
+    command = write_compiler_command(tmp_path / "ppucc")
+    monkeypatch.setenv("LOWBIT_COMPILER", str(command))
+    rows = json.loads(output(capsys, *arguments, *frozen))
+    assert {(row["arch"], row["compiler"]) for row in rows} == {("zhenwu_810e", "ppucc 1.0")}
+    assert count_compiles(command) == len(rows) >= 2
+    monkeypatch.delenv("LOWBIT_COMPILER")  # frozen kernels need no compiler
+    assert [row["label"] for row in json.loads(output(capsys, *arguments, *frozen))] == [row["label"] for row in rows]
 
 
 @needs_compiler

@@ -13,7 +13,7 @@ from jit_fakes import LOG, FakeCompiler, count_compiles, make_source, write_comp
 
 from lowbit.errors import BadInput, CompileError, Unsupported
 from lowbit.jit import compile as compile_module
-from lowbit.jit.compile import UNKNOWN, compile_source, find_compiler, read_report
+from lowbit.jit.compile import UNKNOWN, compile_source, compiler_for, find_compiler, read_report
 from lowbit.jit.nvcc import Nvcc
 from lowbit.jit.source import gather_headers
 from lowbit.jit.toolkit import find_nvcc, find_nvrtc, toolkit_roots
@@ -151,6 +151,28 @@ def test_settings_name_a_path_or_a_command(tmp_path: Path, monkeypatch: pytest.M
     assert by_path.identity != by_command.identity
     monkeypatch.setenv("LOWBIT_COMPILER", f"  {command} ")
     assert find_compiler() is by_path
+
+
+@pytest.mark.parametrize("setting", ["", "nvrtc", "nvcc"])
+def test_another_makers_chip_needs_a_compiler_of_its_own(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_COMPILER", setting)
+    found = f"is '{setting}'" if setting else "is not set"
+    with pytest.raises(Unsupported, match=rf"zhenwu_810e.*LOWBIT_COMPILER {found}: set it to .* command .*nvcc's arguments, -arch=sm_80"):
+        compiler_for("zhenwu_810e", "sm_80")
+
+
+def test_another_makers_compiler_is_asked_for_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = write_compiler_command(tmp_path / "ppucc")
+    monkeypatch.setenv("LOWBIT_COMPILER", f"{command} --ppu")
+    source = make_source(arch="zhenwu_810e", target="sm_80")
+    compiled = compile_source(source)
+    assert compiled.compiler == "ppucc 1.0"
+    assert "-arch=sm_80 " in Path(f"{command}.tally").read_text()
+    assert source.key != make_source(arch="zhenwu_810e").key
+    with pytest.raises(CompileError, match=r"for zhenwu_810e did not compile[^$]*-arch=sm_80"):
+        compile_source(make_source("refuse", arch="zhenwu_810e", target="sm_80"), failed_directory=tmp_path)
+    assert compiled.report == "40 registers, 36 bytes spilled"
+    assert replace(compiled, registers=UNKNOWN).report == "registers not reported"
 
 
 @pytest.mark.parametrize("setting", ["no-such-compiler -x", "/no/such/libnvrtc.so.13"])

@@ -46,6 +46,10 @@ def test_numbers_of_linear_and_matmul(spec: str, act: str) -> None:
     assert torch.equal(lowbit.matmul(x, packed, act=act, bias=b), layer(x))
     crossed = torch.float16 if act == "bf16" else torch.bfloat16
     assert lowbit.matmul(x, packed, act=act, out_dtype=crossed).dtype == crossed
+    wide = lowbit.matmul(x, packed, act=act, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    assert ((wide.double() - want).abs() <= bound(x, w, None, torch.float32)).all()
+    assert torch.equal(lowbit.Linear(layer.quant_weight(), b, act, out_dtype=torch.float32)(x).to(x.dtype), layer(x))
 
 
 def test_any_leading_dimensions_and_strides() -> None:
@@ -267,6 +271,96 @@ def test_traced_without_graph_breaks_for_any_number_of_tokens() -> None:
         torch.library.opcheck(torch.ops.lowbit.gemm, (tokens(3, 256), layer.units, layer.channel, layer.bias, spec, 48, "bf16", "bf16"))
 
 
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_output_tensor_of_the_caller_is_written_and_returned(out_dtype: torch.dtype | None) -> None:
+    qw = lowbit.quantize(torch.randn(48, 256, generator=torch.Generator().manual_seed(0)), "nvfp4")
+    bias = torch.randn(48)
+    layer = lowbit.Linear(qw, bias, out_dtype=out_dtype)
+    for shape in ((5,), (2, 3), (), (0,), (2, 0)):
+        x = tokens(*shape, 256)
+        want = layer(x)
+        for call in (layer, lambda x, out: lowbit.matmul(x, layer.packed(), bias=bias, out_dtype=out_dtype, out=out)):
+            y = torch.full_like(want, torch.nan)
+            version = y._version
+            assert call(x, out=y) is y
+            assert torch.equal(y, want)
+            assert y._version > version
+    table = torch.zeros(7, 48, dtype=want.dtype)
+    x = tokens(2, 256)
+    layer(x, out=table[3:5])  # rows of a larger tensor
+    assert torch.equal(table[3:5], layer(x))
+    assert table.count_nonzero() == table[3:5].count_nonzero()
+    with torch.inference_mode():
+        assert torch.equal(layer(x, out=torch.empty_like(table[:2])), layer(x))
+    with torch.no_grad():
+        layer(x, out=table[:2].clone().requires_grad_())
+
+
+def test_output_tensors_are_traced_without_graph_breaks() -> None:
+    torch._dynamo.reset()
+    layer, _, bias = make("nvfp4")
+    packed = layer.packed()
+
+    def into(x: Tensor, y: Tensor) -> Tensor:
+        return layer(x, out=y) * 2 + lowbit.matmul(x, packed, bias=bias, out=torch.empty_like(y))
+
+    traced = torch.compile(into, fullgraph=True, dynamic=True, backend="aot_eager")
+    for m in (3, 17, 4):
+        x, y = tokens(m, 256), torch.zeros(m, 48, dtype=torch.bfloat16)
+        assert torch.equal(traced(x, y), layer(x) * 2 + layer(x))
+        assert torch.equal(y, layer(x))
+    arguments = (tokens(3, 256), layer.units, layer.channel, layer.bias, "nvfp4", 48, "bf16", "bf16")
+    torch.library.opcheck(torch.ops.lowbit.gemm_into, (*arguments, torch.zeros(3, 48, dtype=torch.bfloat16)))
+    with pytest.raises(lowbit.BadInput, match="share memory with the packed weights"):
+        torch.ops.lowbit.gemm_into(*arguments, layer.units[0, :288].view(torch.bfloat16).view(3, 48))
+    with pytest.raises(Exception, match=r"must have the shape of the result, \(3, 48\)"):
+        torch.compile(lambda x, y: layer(x, out=y), fullgraph=True, backend="aot_eager")(tokens(3, 256), torch.zeros(3, 47).bfloat16())
+
+
+def plain(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("make_out", "error", "message"),
+    [
+        (lambda layer, x: [1.0], lowbit.BadType, "out must be a tensor; got list"),
+        (lambda layer, x: plain(2, 48).half(), lowbit.BadType, r"must be torch\.bfloat16, the output type; got torch\.float16: give out_dtype"),
+        (lambda layer, x: plain(48), lowbit.BadInput, r"shape of the result, \(2, 48\); got \(48,\)"),
+        (lambda layer, x: plain(2, 47), lowbit.BadInput, r"got \(2, 47\)"),
+        (lambda layer, x: plain(2, 48).to("meta"), lowbit.BadInput, "on the device of x, cpu; got meta"),
+        (lambda layer, x: plain(48, 2).T, lowbit.BadInput, r"contiguous; got strides \(1, 2\)"),
+        (lambda layer, x: plain(2, 56)[:, :48], lowbit.BadInput, "contiguous"),
+        (lambda layer, x: plain(97)[1:].view(2, 48), lowbit.BadInput, "multiple of 16 bytes"),
+        (lambda layer, x: plain(2, 48).requires_grad_(), lowbit.BadInput, "no gradients and out requires one"),
+        (lambda layer, x: x.view(-1)[:96].view(2, 48), lowbit.BadInput, "share memory with x, which is read"),
+        (lambda layer, x: x.view(-1)[416:512].view(2, 48), lowbit.BadInput, "share memory with x"),
+        (lambda layer, x: layer.units[0, 64:256].view(torch.bfloat16).view(2, 48), lowbit.BadInput, "share memory with the packed weights"),
+        (lambda layer, x: layer.channel.view(torch.bfloat16).view(2, 48), lowbit.BadInput, "share memory with the channel scales"),
+        (lambda layer, x: layer.bias.view(torch.bfloat16).view(2, 48), lowbit.BadInput, "share memory with the bias"),
+    ],
+)  # fmt: skip
+def test_output_tensors_that_cannot_be_written_are_refused(make_out: Any, error: type[Exception], message: str) -> None:
+    layer, _, bias = make("nvfp4")
+    layer.bias = bias
+    x = tokens(2, 256)
+    before = copy.deepcopy(layer.state_dict())
+    out = make_out(layer, x)
+    with pytest.raises(error, match=message):
+        layer(x, out=out)
+    with pytest.raises(error, match=message):
+        lowbit.matmul(x, layer.packed(), bias=bias, out=out)
+    assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
+
+
+def test_neighbours_in_one_buffer_do_not_overlap() -> None:
+    layer, _, _ = make()
+    buffer = torch.zeros(2 * 256 + 2 * 48, dtype=torch.bfloat16)
+    buffer[:512] = tokens(2, 256).view(-1)
+    x, y = buffer[:512].view(2, 256), buffer[512:].view(2, 48)
+    assert torch.equal(layer(x, out=y), layer(x))
+
+
 def test_weights_may_be_read_early_only_if_nothing_may_just_have_written_them(monkeypatch: pytest.MonkeyPatch) -> None:
     units, channel, bias = torch.zeros(4), torch.ones(4), torch.ones(4)
     capturing = False
@@ -332,7 +426,7 @@ def test_bias_is_read_at_multiples_of_16_bytes() -> None:
         (lambda layer: layer(tokens(2, 256).to("meta")), lowbit.BadInput, "one device; got x on meta"),
         (lambda layer: lowbit.Linear(torch.zeros(4, 4)), lowbit.BadType, "Linear takes a QuantWeight"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), act="fp8"), lowbit.Unsupported, "act must be one of bf16, fp16; got 'fp8'"),
-        (lambda layer: lowbit.Linear(layer.quant_weight(), out_dtype=torch.float32), lowbit.BadType, "out_dtype must be"),
+        (lambda layer: lowbit.Linear(layer.quant_weight(), out_dtype=torch.float64), lowbit.BadType, r"out_dtype .*float32; got torch\.float64"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(47)), lowbit.BadInput, r"bias must have shape \(48,\); got \(47,\)"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(48, dtype=torch.int64)), lowbit.BadType, "bias must be a float tensor"),
         (lambda layer: lowbit.Linear(layer.quant_weight(), bias=torch.zeros(48, device="meta")), lowbit.BadInput, "one device"),
@@ -357,7 +451,7 @@ def test_bad_input_is_one_clear_error(call: Any, error: type[Exception], message
 
 def test_layers_on_a_gpu_are_refused_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Without a compiler, with frozen kernels missing, and for what no kernel computes; the device is pretended."""
-    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
     gemm.device_arch.cache_clear()

@@ -11,7 +11,10 @@ import pytest
 
 import lowbit
 from lowbit.arch import ARCHS
-from lowbit.cli import main
+from lowbit.cli import inspect, main
+from lowbit.dtypes import dtype, dtype_names
+from lowbit.testing.cases import INTEGERS, SCALES
+from lowbit.weights import WeightSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -76,29 +79,28 @@ def test_architecture_names_every_module() -> None:
             assert re.search(rf"\b{path.stem}\b", tree), path
 
 
-COLUMNS = {"sm_75": ["sm_75"], "sm_80 to 89": ["sm_80", "sm_86", "sm_87", "sm_89"], "sm_90a": ["sm_90a"],
-           "sm_100a to 121a": ["sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a"]}  # fmt: skip
-ROWS = {
-    "`int4`, `int8`": ["int4", "int4_t", "int4_g16", "int4_g128", "int8", "int8_t", "int8_g16", "int8_b32x64"],
-    "`int1` to `int7`, `uint1` to `uint8`, integer or float zero points": [
-        f"{kind}{bits}{zero}_g64" for kind in ("int", "uint") for bits in range(1, 9) for zero in ("", "z", "zf")
-    ],
-    "`fp8_e4m3`, `mxfp8`, `mxfp4`, `nvfp4`": ["fp8_e4m3", "fp8_e4m3_t", "fp8_e4m3_b128x128", "mxfp4", "mxfp8", "nvfp4"],
-    "floats of 3 to 8 bits that fit fp16, `mxfp6`, `mxint8`": ["fp3_e1m1", "fp5_e2m2_g64", "fp8_e5m2", "fp8_e3m4", "mxfp6", "mxint8"],
-    "floats beyond fp16, such as `fp8_e6m1`": ["fp8_e6m1", "fp8_e7m0", "fp7_e5m1"],
-    "codebooks of 2 to 16 values within the operands' range: `nf4`, your own": ["nf4", "nf4_c", "cb(-1.0,0.3)_g16", "cb(1.0,2.0,-3.0)_t"],
-}
-
-
 def test_support_table_is_what_the_code_says() -> None:
-    lines = [line.strip("| ").split(" | ") for line in README.splitlines() if line.startswith("| ")]
-    start = next(i for i, cells in enumerate(lines) if cells[:2] == ["weights", "scales"])
-    assert lines[start][2:] == list(COLUMNS)
-    assert sorted(name for names in COLUMNS.values() for name in names) == sorted(ARCHS)
-    assert [cells[0] for cells in lines[start + 1 : start + 1 + len(ROWS)]] == list(ROWS)
-    for cells in lines[start + 1 : start + 1 + len(ROWS)]:
-        for column, cell in zip(COLUMNS, cells[2:], strict=True):
-            for spec in ROWS[cells[0]]:
-                for name in COLUMNS[column]:
-                    acts = [act for act in ("bf16", "fp16") if not lowbit.supports(spec, act, name)]
-                    assert cell == (", ".join(acts) or "-"), (spec, name)
+    """After a change: `lowbit inspect --table --brief`, between the two marks."""
+    (table,) = re.findall(r"<!-- lowbit inspect --table --brief -->\n(.*?)\n<!-- end of the table -->", README, re.DOTALL)
+    assert table == inspect.support_summary()
+
+
+def test_support_table_has_every_chip_format_and_scale() -> None:
+    assert sorted(name for names in inspect.COLUMNS.values() for name in names) == sorted(ARCHS)
+    specs = [WeightSpec.parse(name) for names in inspect.families().values() for name in names]
+    weights = [n for n in dtype_names() if dtype(n).bits <= 8 and (not dtype(n).is_float or dtype(n).signed)]
+    assert {spec.value for spec in specs} == {dtype(name) for name in weights}
+    for zero in ("none", "int", "float"):
+        assert {spec.value for spec in specs if spec.value.is_int and spec.zero == zero} == {dtype(n) for n in INTEGERS}
+    assert {"mxfp4", "mxfp6", "mxfp8", "mxint8", "nvfp4", "nf4"} <= set(map(str, specs))
+    (scales,) = re.findall(r"or per block of rows x k \| ([\w, ]*);", README)
+    assert {dtype(name) for name in scales.split(", ")} == {dtype(name) for name in SCALES}
+    assert {(spec.rows, spec.k) for spec in specs} >= {(0, 0), (1, 0), (1, 16), (1, 256), (128, 128)}
+
+
+def test_answers_differ_only_as_the_table_says() -> None:
+    """The title of each row speaks for all of its formats: asked one by one, on the chips at both ends of every column."""
+    for names in inspect.families().values():
+        for column in inspect.COLUMNS.values():
+            answers = {tuple(act for act in ("bf16", "fp16") if not lowbit.supports(name, act, chip)) for name in names for chip in column}
+            assert len(answers) == 1, (names, column, answers)
