@@ -1,7 +1,7 @@
 """How long a plan will take: an analytic estimate that has to rank plans, not to predict microseconds.
 
 Knows rates and counts; it must not know whether a plan is legal. The form is a steady state: layers follow one another, each kernel
-fills its rings while the one before it ends. The coefficients were fitted to 4641 timings of `stream` plans on an H200
+fills its rings while the one before it ends. The coefficients were fitted to thousands of timings of both streaming families on an H200
 (docs/notes/2026-12-01-stream-plans.md, with the spread); other chips scale them by their bandwidth and number of SMs.
 """
 
@@ -39,12 +39,13 @@ class Rates:
     latency_mma: float
     latency_stage: float
     reduce_us: float  # one partial sum of one row and token, per thread
-    hidden: float  # share of the shorter of reading and computing that is not hidden behind the longer
+    exposed: float  # share of the shorter of reading and computing that is not hidden behind the longer
+    conversion: float  # cycles of a conversion beyond int4's, against what its issue slots say
 
 
 RATES = {
-    "stream": Rates(1.62, 0.45, 1.0, 2.6, 0.79, 0.035, 0.0, 3.46, 93e3, 0.38, 21.9, 10.9, 7.2, 6.7, 3.0, 6.4, 604.0, 0.0081, 0.25),
-    "stream_wgmma": Rates(0.32, 0.90, 0.20, 1.06, 1.362, 0.142, 1.17, 1.97, 34e3, 0.205, 2.1, 14.35, 4.28, 43.4, 11.9, 4.93, 448.0, 0.0149, 0.33),
+    "stream": Rates(1.62, 0.45, 1.0, 2.6, 0.79, 0.035, 0.0, 3.46, 93e3, 0.38, 21.9, 10.9, 7.2, 6.7, 3.0, 6.4, 604.0, 0.0081, 0.25, 1.0),
+    "stream_wgmma": Rates(1.18, 0.81, 1.12, 2.71, 1.2, 0.147, 0.82, 4.88, 145e3, 0.066, 1.3, 8.5, 8.5, 56.7, 11.75, 4.77, 447.0, 0.0165, 0.21, 2.1),
 }  # fmt: skip
 
 TILE_START_US = 2.07
@@ -53,7 +54,7 @@ TILE_STAGE_US = 0.45  # a 128-k step of one block on an otherwise idle SM
 
 # Issue slots of a weight's conversion against int4's 36 for 32 weights. Integers of 1, 2, 4 and 8 bits: measured alike.
 _INTEGER = {1: 1.0, 2: 1.0, 3: 1.15, 4: 1.0, 5: 1.35, 6: 1.3, 7: 1.45, 8: 1.0}
-_BF16 = {"fp4_e2m1": 1.7, "fp6_e3m2": 1.6, "fp8_e4m3": 1.6}  # for which the layout is made (docs/FORMATS.md)
+_BF16 = {"fp4_e2m1": 1.7, "fp6_e3m2": 1.6, "fp8_e4m3": 1.15}  # for which the layout is made (docs/FORMATS.md)
 _FLOAT = {3: 2.0, 4: 2.0, 5: 2.1, 6: 2.3, 7: 2.3, 8: 2.4}
 
 
@@ -79,9 +80,10 @@ def _convert(problem: Problem) -> float:
     value = problem.spec.value
     if value.kind == "codebook":
         return 2.8 if value.bits == 4 else 2.2  # look-ups by PRMT
+    scales = 0.04 * layout_of(problem).steps
     if not value.is_float:
-        return _INTEGER[value.bits]
-    return (_BF16.get(value.name) if problem.act == "bf16" else None) or _FLOAT[value.bits]
+        return scales + _INTEGER[value.bits]
+    return scales + ((_BF16.get(value.name) if problem.act == "bf16" else None) or _FLOAT[value.bits])
 
 
 def _room(problem: Problem, plan: Plan) -> int:
@@ -117,7 +119,7 @@ def _stream(problem: Problem, plan: Plan, m: int, rates: Rates) -> Cost:
     stages = -(-k_blocks // plan.k_warps)
     words = plan.warp_blocks * 8
     products = words * (max(1.0, plan.tokens / 16) if wgmma else -(-plan.tokens // 8))
-    convert = _convert(problem)
+    convert = 1 + rates.conversion * (_convert(problem) - 1)
     rounds = -(-per_sm // resident)
     per_sub_core = -(-resident * plan.warps // 4)
     issue = per_sub_core * stages * (words * rates.issue_cycles * convert + products * rates.mma_cycles + rates.stage_cycles)
@@ -134,7 +136,7 @@ def _stream(problem: Problem, plan: Plan, m: int, rates: Rates) -> Cost:
     fixed = rates.start_us + ends / resident**rates.overlap + rates.wave_us * (waves - 1)
     fixed += rates.crowded_us * max(0, room - per_sm - 1) * block_bytes / 1e6
     fixed += rates.reduce_us * per_sm * plan.k_warps * tokens * plan.tile_rows / plan.threads
-    path = fixed + x + max(work, stream) + rates.hidden * min(work, stream)
+    path = fixed + x + max(work, stream) + rates.exposed * min(work, stream)
     return Cost(max(memory, path) + 0.1 * min(memory, path), memory, stream, work, x, fixed)
 
 

@@ -180,6 +180,8 @@ def register_limit(plan: Plan) -> int:
 
 def natural_registers(problem: Problem, plan: Plan) -> int:
     """About what the compiler takes where it may: with several groups in a unit it keeps all their scales alive."""
+    if plan.family == "stream_wgmma":
+        return least_registers(problem, plan)
     return least_registers(problem, plan) * (29 if layout_of(problem).steps > 1 else 20) // 20
 
 
@@ -200,10 +202,11 @@ def least_registers(problem: Problem, plan: Plan) -> int:
     }[problem.spec.zero]
     words = 4 * (problem.spec.value.bits.bit_count() - 1) * plan.warp_blocks  # beyond one vector, and codes in pieces
     words += 8 if problem.spec.value.kind == "codebook" else 0  # the bytes of 16 entries
-    if plan.family == "stream_wgmma":  # the sums of all groups of a vector are alive at once
+    if plan.family == "stream_wgmma":  # fragments of two vectors; the sums of all groups of a vector are alive at once
         vector = 32 if problem.spec.value.bits == 8 else 64
         parts = 4 * tiles * max(1, vector // layout.step) if sums == 2 else 0
-        return 4 * tiles + parts + zeros + words + 32 + 8 * plan.warp_blocks + scale_words + 20
+        fragments = 22 + 28 * plan.warp_blocks if layout.grouped else 30 + 12 * plan.warp_blocks
+        return 4 * tiles + parts + zeros + fragments + words // 2
     return 4 * tiles * sums + zeros + words + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 
