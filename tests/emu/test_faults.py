@@ -46,7 +46,10 @@ TURING = replace(AMPERE, chip="sm_75", act="fp16")
 TILE = replace(AMPERE, plan=Plan("tile_mma", 32, 2, 2, token_warps=2, stages=3), m=35)
 TILE_TURING = replace(TILE, chip="sm_75", act="fp16", plan=Plan("tile_mma", 16, 2, 2, token_warps=2, stages=2))
 TILE_HOPPER = replace(TILE, chip="sm_90a")
+WGMMA = replace(CLUSTER, plan=Plan("stream_wgmma", 8, 1, 4, k_warps=2, stages=2))
 SETTINGS = {
+    "wgmma": WGMMA, "wgmma, cluster": replace(WGMMA, plan=Plan("stream_wgmma", 8, 2, 4, split=2, stages=2)), "wgmma, fold": replace(WGMMA, spec="nvfp4", m=19, plan=Plan("stream_wgmma", 16, 1, 4, k_warps=2, stages=2)),
+    "wgmma, rows past the end": replace(WGMMA, n=40, plan=Plan("stream_wgmma", 8, 1, 8, stages=2)), "wgmma, int8": replace(WGMMA, spec="int8"),
     "cluster": CLUSTER, "bulk": BULK, "few tokens": FEW, "odd rows": ODD, "int8": INT8, "fp16": replace(AMPERE, act="fp16"),
     "cp.async": AMPERE, "registers": TURING, "tile": TILE, "tile, registers": TILE_TURING, "tile, sm_90": TILE_HOPPER,
     "mxfp4": replace(BULK, spec="mxfp4"), "fp8": replace(BULK, spec="fp8_e4m3"), "nvfp4": replace(BULK, spec="nvfp4"), "seven bits": replace(BULK, spec="int7_g32"), "codebook": replace(BULK, spec=f"{SIXTEEN}_g32"),
@@ -181,6 +184,31 @@ FAULTS = [
     Fault("two outputs swapped, fp32", "fp32 outputs", "epilogue.cuh", "{as_u32(v[0]), as_u32(v[1])", "{as_u32(v[1]), as_u32(v[0])", NUMBERS),
     Fault("fp32 outputs two bytes apart", "fp32 outputs", "epilogue.cuh", "(token * C::kN + row) * C::Out::kBytes", "(token * C::kN + row) * 2", "a second time|byte aligned|never written"),
     Fault("fp32 outputs past an odd end two bytes apart", "odd rows, fp32", "epilogue.cuh", "y + i * C::Out::kBytes", "y + i * 2", "a second time|byte aligned|never written"),
+    # ---- stream_wgmma
+    Fault("wgmma: stage not waited for", "wgmma", "stream_wgmma.cuh", "            mbar_wait(bars + 8 * slot, phase);\n", "", UNORDERED),
+    Fault("wgmma: phase never flips", "wgmma", "stream_wgmma.cuh", "phase ^= 1;", "phase ^= 0;", f"{UNWAITED}|deadlock"),
+    Fault("wgmma: stage refilled while warps read", "wgmma", "stream_wgmma.cuh", "            bar_sync(1 + group, 128);  // all four", "            // all four", f"executed no fence.proxy.async|may still be reading|{UNWAITED}|{RACE}"),
+    Fault("wgmma: barriers used before they are seen", "wgmma", "stream_wgmma.cuh", "        bar_sync(1 + group, 128);  // barriers", "        // barriers", "initialisation|no mbarrier was initialised"),
+    Fault("wgmma: no fence after the barriers are made", "wgmma", "stream_wgmma.cuh", "            fence_mbar_init();\n", "", "no fence.mbarrier_init"),
+    Fault("wgmma: x read before griddepcontrol.wait", "wgmma", "stream_wgmma.cuh", "        griddep_wait();\n", "", "no griddepcontrol.wait lies before"),
+    Fault("wgmma: x not expected", "wgmma", "stream_wgmma.cuh", "mbar_arrive_expect_tx(bars + 8 * slot, bytes + kXStage);", "mbar_arrive_expect_tx(bars + 8 * slot, bytes);", f"{UNWAITED}|transaction|deadlock|more than"),
+    Fault("wgmma: second half of x forgotten", "wgmma", "stream_wgmma.cuh", "for (u32 half = 0; half < 2; ++half) tma", "for (u32 half = 0; half < 1; ++half) tma", "deadlock"),
+    Fault("wgmma: tokens of the first block for all", "wgmma", "stream_wgmma.cuh", "static_cast<int>(token0)", "0", NUMBERS),
+    Fault("wgmma: steps of another half", "wgmma", "stream_wgmma.cuh", "step / 4 * kXHalf", "step / 4 * 0", NUMBERS),
+    Fault("wgmma: descriptor of another swizzle", "wgmma", "stream_wgmma.cuh", "1ull << 62", "2ull << 62", NUMBERS),
+    Fault("wgmma: row block past the end read", "wgmma", "stream_wgmma.cuh", "smaller(warp % 4 * C::kWarpBlocks + r, num_blocks - 1)", "(warp % 4 * C::kWarpBlocks + r)", UNWRITTEN),
+    Fault("wgmma: warpgroup past the end not sent back", "wgmma, rows past the end", "stream_wgmma.cuh", "smaller(tile * kTileBlocks + group % kRowGroups * kGroupBlocks, (kRowBlocks - 1) / kGroupBlocks * kGroupBlocks)", "tile * kTileBlocks + group % kRowGroups * kGroupBlocks", "out of bounds|deadlock|multiple of 16"),
+    Fault("wgmma: k block of another warpgroup", "wgmma", "stream_wgmma.cuh", "block = k_begin + k_warp + i * C::kKWarps;", "block = k_begin + (k_warp ^ 1) + i * C::kKWarps;", f"{NUMBERS}|out of bounds"),
+    Fault("wgmma: sums of one warpgroup for all", "wgmma", "stream_wgmma.cuh", "(k * kRowGroups + r / 4) * kRing", "(0 * k + r / 4) * kRing", NUMBERS),
+    Fault("wgmma: sums of a cluster's other slice dropped", "wgmma, cluster", "reduce.cuh", "ld_cluster_v4(mapa(at, s))", "ld_cluster_v4(mapa(at, rank))", NUMBERS),
+    Fault("wgmma: no wgmma.fence", "wgmma", "product.cuh", "            wgmma_fence();\n", "", "wgmma.fence"),
+    Fault("wgmma: fragments overwritten in flight", "wgmma, int8", "product.cuh", "            wgmma_wait<1>();\n", "", "in flight is accessed"),
+    Fault("wgmma: sums read in flight", "wgmma", "product.cuh", "if (sums || v == W::kVectors - 1) wgmma_wait<0>();", "if (v == W::kVectors - 1) wgmma_wait<0>();", "in flight is accessed"),
+    Fault("wgmma: stage left with products in flight", "wgmma, int8", "product.cuh", "if (sums || v == W::kVectors - 1) wgmma_wait<0>();", "if (sums) wgmma_wait<0>();", f"race|in flight|{UNWAITED}|never waited for"),
+    Fault("wgmma: sums of a group not started anew", "wgmma", "product.cuh", "!(W::kSums && W::begins(v, step))", "true", NUMBERS),
+    Fault("wgmma: all groups of a vector in one sum", "wgmma", "product.cuh", "part[W::group(step)][r] : acc[r]", "part[0][r] : acc[r]", f"{NUMBERS}|flight"),
+    Fault("folded scales of rows g and g + 8 swapped", "wgmma, fold", "product.cuh", "factor[r][i & 1], kMinusZero", "factor[r][i / 2], kMinusZero", NUMBERS),
+    Fault("folded scales of the first group for all", "wgmma, fold", "product.cuh", "operand<typename C::Operand>(group(step), h)", "operand<typename C::Operand>(0, h)", NUMBERS),
     # ---- tile_mma
     Fault("tile: cp.async wait one group short", "tile", "tile_mma.cuh", "cp_async_wait<C::kStages - 2>();", "cp_async_wait<C::kStages - 1>();", UNWAITED),
     Fault("tile: no barrier per stage", "tile", "tile_mma.cuh", "            syncthreads();  // stage", "            // stage", UNORDERED),

@@ -182,6 +182,9 @@ class FakeCuda:
     def _cuGetErrorString(self, status: int, text: Any) -> None:
         text._obj.value = f"words for {status}".encode()
 
+    def _cuTensorMapEncodeTiled(self, target: Any, kind: int, rank: int, base: Any, *rest: Any) -> None:
+        self.calls.append(("map", target.value, kind, rank, base.value, *map(tuple, rest[:4]), rest[4:]))
+
     def _cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: None) -> None:
         c = config._obj
         attributes = [(c.attributes[i].id, bytes(c.attributes[i].value)) for i in range(c.num_attributes)]

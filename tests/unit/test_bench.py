@@ -419,7 +419,7 @@ def test_end_before_time_keeps_what_there_is(
     [
         (("--model", "llama-3-8b"), "did you mean 'llama-3.1-8b'"),
         (("--spec", "int4_g128x"), "did you mean 'int4_g128'"),
-        (("--spec", "nf4"), "quantise to integers or floats"),
+        (("--spec", "int4_g24"), "group sizes must be multiples of 16"),
         (("--rivals", "huming"), "did you mean 'humming'"),
         (("--rivals", "torch,humming"), "pip install humming-kernels"),
         (("--act", "fp8"), "act must be one of bf16, fp16"),

@@ -5,6 +5,7 @@ The driver is jit_fakes.FakeCuda, tensors are CPU tensors that name another devi
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     monkeypatch.setenv("LOWBIT_COMPILER", str(write_compiler_command(tmp_path / "nvcc")))
     gemm.device_arch.cache_clear()
     gemm.runner.cache_clear()
-    yield Machine(FakeCuda(param_bytes=56, current=[0x100]), monkeypatch)
+    yield Machine(FakeCuda(param_bytes=ctypes.sizeof(gemm.Params), current=[0x100]), monkeypatch)
     gemm.device_arch.cache_clear()
     gemm.runner.cache_clear()
 
