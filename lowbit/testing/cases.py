@@ -73,13 +73,15 @@ def sweep(everything: bool) -> Iterator[Pick]:
             continue  # this family has no float zero points
         archs = [arch for arch in ARCHS.values() if arch.wgmma or not wgmma]
         points = list(product(archs, ACTIVATIONS)) if everything else [(archs[(2 * i + f + i // 6) % len(archs)], ACTIVATIONS[i % 2])]
-        for j, (arch, act) in enumerate(points):
+        j = 0
+        for arch, act in points:
             group, scale = GROUPS[(i + 3 * f + j) % len(GROUPS)], SCALES[(2 * i + f + j) % len(SCALES)]
             spec = value if value in BLOCK_FLOATS else f"{value}_{group}_{scale}"
             acts = [a for a in (act, *ACTIVATIONS) if not unsupported(WeightSpec.parse(spec), a, arch)]
             if act in acts or not everything:
                 act = acts[0]  # the other one where the chip or the format leaves no choice
                 yield Pick(spec, arch, family, act, act if (i // 2 + j) % 2 and _fits_outputs(spec) else "fp32")
+                j += 1
 
 
 def _fits_outputs(name: str) -> bool:
