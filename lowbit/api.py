@@ -181,7 +181,7 @@ def _problem(layer: Linear | Problem, arch: str | Arch | None) -> Problem:
         row = parse_arch(arch)
     else:
         row = device_arch(layer.units.device.index) if layer.units.is_cuda else current_arch()
-    return problem_of(layer.layout, layer.act, layer.out, row)
+    return problem_of(layer.layout, layer.act, layer.out, row, layer.batch_invariant)
 
 
 def _kernel(problem: Problem, plan: Plan, cache: Cache, compile_it: bool) -> tuple[Compiled | None, str]:
@@ -222,8 +222,8 @@ def warmup(
     found = warmup_problems(problems, max_m, progress, directory)
     if not archs and directory is None:
         for layer in layers:
-            layout = layer.layout.natural
-            runner(layout.spec, layout.n, layout.k, layer.act, layer.out, layer.units.device.index).warm(max_m)
+            layout, index = layer.layout.natural, layer.units.device.index
+            runner(layout.spec, layout.n, layout.k, layer.act, layer.out, index, layer.batch_invariant).warm(max_m)
     return found
 
 

@@ -31,6 +31,7 @@ class Problem:
     n: int
     k: int
     arch: Arch
+    batch_invariant: bool = False  # one order of sums for every M, so that a row's bits do not depend on the rows around it
 
     def __post_init__(self) -> None:
         if self.spec.act_order:
@@ -53,7 +54,7 @@ class Problem:
     @property
     def label(self) -> str:
         """For messages and file names: `int4_g128 x bf16 -> bf16, 4096x4096`."""
-        return f"{self.spec} x {self.act} -> {self.out}, {self.n}x{self.k}"
+        return f"{self.spec} x {self.act} -> {self.out}, {self.n}x{self.k}{', batch-invariant' * self.batch_invariant}"
 
 
 @cache

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", help="output type, bf16, fp16 or fp32 (default: the activation's)")
     parser.add_argument("--m", type=counts, default=(1, 8, 64), help="numbers of tokens, with commas (1,8,64)")
     parser.add_argument("--arch", help="chip, such as sm_90a or sm_90a:114 (SMs); default the GPU here, else sm_90a")
+    parser.add_argument("--batch-invariant", action="store_true", help="of a layer with batch_invariant=True")
     parser.add_argument("--source", action="store_true", help="print the generated kernels")
     parser.add_argument("--all", action="store_true", help="list every slower and every refused plan")
     parser.add_argument("--no-compile", action="store_true", help="take kernels from the cache only")
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     check(spec, arguments.act, arch)
     n, k = arguments.shape
     layout = Layout(spec, n, k)
-    problem = problem_of(layout, arguments.act, out, arch)
+    problem = problem_of(layout, arguments.act, out, arch, arguments.batch_invariant)
     answers = [api.explain(problem, m, compiled=not arguments.no_compile) for m in arguments.m]
     if arguments.json:
         print(json.dumps({"layout": _layout(layout), "plans": [_facts(a, arguments) for a in answers]}, indent=1))

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, help="a safetensors file with the state dict of lowbit layers")
     parser.add_argument("--act", default="bf16", help="activation type, bf16 or fp16 (%(default)s)")
     parser.add_argument("--out", help="output type (default: the activation's)")
+    parser.add_argument("--batch-invariant", action="store_true", help="kernels of layers with batch_invariant=True")
     parser.add_argument("--max-m", type=int, default=8192, help="the most tokens a call will have (%(default)s)")
     parser.add_argument(
         "--arch", action="append", help="chip, such as sm_90a or sm_90a:114 (SMs); default the GPU here"
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     for layout in layouts:
         for arch in archs:
             check(layout.spec, arguments.act, arch)
-    problems = [problem_of(layout, arguments.act, out, arch) for layout in layouts for arch in archs]
+    invariant = arguments.batch_invariant
+    problems = [problem_of(layout, arguments.act, out, arch, invariant) for layout in layouts for arch in archs]
     kernels = api.warmup_problems(problems, arguments.max_m, progress("compiling"), arguments.freeze)
     if arguments.json:
         keys = ("registers", "spill_bytes", "seconds", "compiler")

@@ -50,11 +50,11 @@ class Params(ctypes.Structure):
     )
 
 
-def problem_of(layout: Layout, act: str, out: str, arch: Arch) -> Problem:
+def problem_of(layout: Layout, act: str, out: str, arch: Arch, batch_invariant: bool = False) -> Problem:
     """What the kernel computes: columns in natural order, and k rounded up to 8, so that rows of x are multiples of 16 bytes (the padding
     meets codes of value zero)."""
     layout = layout.natural
-    return Problem(layout.spec, act, out, layout.n, -(-layout.k // 8) * 8, arch)
+    return Problem(layout.spec, act, out, layout.n, -(-layout.k // 8) * 8, arch, batch_invariant)
 
 
 @lru_cache(maxsize=64)
@@ -74,8 +74,8 @@ class Runner:
     2-D x looks nothing up that it can know beforehand.
     """
 
-    def __init__(self, layout: Layout, act: str, out: str, index: int) -> None:
-        self.problem = problem_of(layout, act, out, device_arch(index))
+    def __init__(self, layout: Layout, act: str, out: str, index: int, batch_invariant: bool = False) -> None:
+        self.problem = problem_of(layout, act, out, device_arch(index), batch_invariant)
         self.layout = layout
         self.index = index
         self.x_dtype, self.y_dtype = DTYPES[act], DTYPES[out]
@@ -238,12 +238,12 @@ def weights_changed(units: Tensor) -> None:
 
 
 @lru_cache(maxsize=4096)
-def runner(spec: WeightSpec, n: int, k: int, act: str, out: str, index: int) -> Runner:
+def runner(spec: WeightSpec, n: int, k: int, act: str, out: str, index: int, batch_invariant: bool = False) -> Runner:
     """The process's runner for these values; layers of one shape share kernels."""
     layout = Layout(spec, n, k)
     arch = device_arch(index)
     check(spec, act, arch)
-    found = Runner(layout, act, out, index)
+    found = Runner(layout, act, out, index, batch_invariant)
     found.check_compiler()
     return found
 
@@ -355,6 +355,7 @@ def run(
     act: str,
     out: str,
     into: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """y (..., N) = x (..., K) w^T + bias on the tensors' device: kernels on CUDA, the reference on the CPU.
 
@@ -365,7 +366,7 @@ def run(
         raise BadInput(f"x and the weights must be on one device; got x on {x.device}, weights on {units.device}")
     if x.is_cuda:
         index = x.get_device()
-        call = runner(layout.spec, layout.n, layout.k, act, out, index)
+        call = runner(layout.spec, layout.n, layout.k, act, out, index, batch_invariant)
         with torch.cuda.device(index):
             return call(x, units, channel, None if bias is None else aligned(bias), into)
     qw = unpack(PackedWeight(layout, None, units, channel))
@@ -375,12 +376,20 @@ def run(
 
 @torch.library.custom_op("lowbit::gemm", mutates_args=())
 def gemm_op(
-    x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, spec: str, n: int, act: str, out: str
+    x: Tensor,
+    units: Tensor,
+    channel: Tensor | None,
+    bias: Tensor | None,
+    spec: str,
+    n: int,
+    act: str,
+    out: str,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """The traced form of `run`: x (..., K) -> (..., n)."""
     layout = _layout(spec, n, x.shape[-1])
     PackedWeight(layout, None, units, channel)  # refuses weights of another layout
-    return run(x, units, channel, bias, layout, act, out)
+    return run(x, units, channel, bias, layout, act, out, batch_invariant=batch_invariant)
 
 
 @torch.library.custom_op("lowbit::gemm_into", mutates_args=("into",))
@@ -394,12 +403,13 @@ def gemm_into_op(
     act: str,
     out: str,
     into: Tensor,
+    batch_invariant: bool = False,
 ) -> None:
     """The traced form of `run` with an output tensor: x (..., K) -> into (..., n)."""
     layout = _layout(spec, n, x.shape[-1])
     PackedWeight(layout, None, units, channel)
     check_into(into, x, n, out, (units, channel, bias))
-    run(x, units, channel, bias, layout, act, out, into)
+    run(x, units, channel, bias, layout, act, out, into, batch_invariant)
 
 
 @lru_cache(maxsize=4096)
@@ -409,7 +419,15 @@ def _layout(spec: str, n: int, k: int) -> Layout:
 
 @gemm_op.register_fake
 def _(
-    x: Tensor, units: Tensor, channel: Tensor | None, bias: Tensor | None, spec: str, n: int, act: str, out: str
+    x: Tensor,
+    units: Tensor,
+    channel: Tensor | None,
+    bias: Tensor | None,
+    spec: str,
+    n: int,
+    act: str,
+    out: str,
+    batch_invariant: bool = False,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n), dtype=DTYPES[out])
 
@@ -425,6 +443,7 @@ def _(
     act: str,
     out: str,
     into: Tensor,
+    batch_invariant: bool = False,
 ) -> None:
     check_into_form(into, x, n, out)
 
@@ -437,12 +456,13 @@ def matmul(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """(..., K) x packed (N, K) -> (..., N), for weights packed by `lowbit.pack`.
 
     x is of the activation type; `bias` float (N,), applied in float32 before the one rounding to `out_dtype` (default: x's).
     out: a contiguous (..., N) of the output type to write to and return, at a multiple of 16 bytes and apart from all that is read.
-    Raises BadInput, BadType, Unsupported.
+    batch_invariant: a row's bits do not depend on how many rows there are; see `Linear`. Raises BadInput, BadType, Unsupported.
     """
     if not isinstance(packed, PackedWeight):
         raise BadType(f"matmul takes a PackedWeight, as lowbit.pack returns; got {type(packed).__name__}")
@@ -458,10 +478,10 @@ def matmul(
         bias = check_bias(bias, layout.n).to(x.device)
     x = in_packed_order(x, packed.perm)
     if torch.compiler.is_compiling():
-        return traced(x, packed.units, packed.channel, bias, packed.name, layout.n, act, name, out)
+        return traced(x, packed.units, packed.channel, bias, packed.name, layout.n, act, name, out, batch_invariant)
     if out is not None:
         check_into(out, x, layout.n, name, (packed.units, packed.channel, bias))
-    return run(x, packed.units, packed.channel, bias, layout.natural, act, name, out)
+    return run(x, packed.units, packed.channel, bias, layout.natural, act, name, out, batch_invariant)
 
 
 def traced(
@@ -474,11 +494,12 @@ def traced(
     act: str,
     out: str,
     into: Tensor | None,
+    batch_invariant: bool,
 ) -> Tensor:
     """One of the two custom ops, for torch.compile."""
     if into is None:
-        return torch.ops.lowbit.gemm(x, units, channel, bias, spec, n, act, out)  # type: ignore[no-any-return]
-    torch.ops.lowbit.gemm_into(x, units, channel, bias, spec, n, act, out, into)
+        return torch.ops.lowbit.gemm(x, units, channel, bias, spec, n, act, out, batch_invariant)  # type: ignore[no-any-return]
+    torch.ops.lowbit.gemm_into(x, units, channel, bias, spec, n, act, out, into, batch_invariant)
     return into
 
 

@@ -5,6 +5,7 @@ Enumerates, filters, scores, explains; a pure function of the problem, so that e
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,37 @@ def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]
                 f"{'; '.join(rejected(problem, m)[0][1])}"
             ]
         )
-    size = LAST_M if m == BUCKETS[-1] else m
-    scored = [(plan, estimate(problem, plan, size)) for plan in plans]
+    if problem.batch_invariant:
+        cut = _invariant_cut(problem)
+        plans = [plan for plan in plans if _cut(plan) == cut]
+        if not plans:  # one family was asked for
+            raise Unsupported([f"{forced} has no plan for {m} tokens that cuts k in {cut[0]} x {cut[1]} parts, as all sizes can for "
+                               f"{problem.label}: unset LOWBIT_PLAN or use batch_invariant=False"])  # fmt: skip
+    scored = [(plan, estimate(problem, plan, _size(m))) for plan in plans]
     return sorted(scored, key=lambda pair: pair[1].us)  # stable: ties keep the order of enumeration
+
+
+def _size(m: int) -> int:
+    """The number of tokens that the plans of a bucket are compared for."""
+    return LAST_M if m == BUCKETS[-1] else m
+
+
+def _cut(plan: Plan) -> tuple[int, int]:
+    """How k is cut. It alone decides the order in which a plan adds: k by k within a part, part by part in the end, in every family."""
+    return plan.k_warps, plan.split
+
+
+@lru_cache(maxsize=1024)
+def _invariant_cut(problem: Problem) -> tuple[int, int]:
+    """The cut that some plan of every bucket has, and that costs least for the smallest three."""
+    best: list[dict[tuple[int, int], float]] = []
+    for m in BUCKETS:
+        costs: dict[tuple[int, int], float] = {}
+        for plan in candidates(problem, m):
+            costs[_cut(plan)] = min(costs.get(_cut(plan), math.inf), estimate(problem, plan, _size(m)).us)
+        best.append(costs)
+    shared = [cut for cut in best[0] if all(cut in costs for costs in best)]
+    if not shared:
+        raise Unsupported([f"no one order of sums serves every number of tokens for {problem.label} on {problem.arch.name}: "
+                           "use batch_invariant=False"])  # fmt: skip
+    return min(shared, key=lambda cut: sum(costs[cut] / min(costs.values()) for costs in best[:3]))

@@ -95,9 +95,10 @@ class Kernels:
         plan: Plan | None = None,
         seed: int = 1,
         gap: int = 0,
+        batch_invariant: bool = False,
     ) -> Tensor:
         """As the function `matmul`; raises BadInput if the kernel it needs was not built."""
-        problem, m = _prepare(x, packed, act, out_dtype, arch)
+        problem, m = _prepare(x, packed, act, out_dtype, arch, batch_invariant)
         bias = None if bias is None else gemm.check_bias(bias, packed.layout.n)
         if m == 0:
             return x.new_empty((*x.shape[:-1], packed.layout.n), dtype=gemm.DTYPES[problem.out])
@@ -138,6 +139,7 @@ def matmul(
     plan: Plan | None = None,
     seed: int = 1,
     gap: int = 0,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """`lowbit.matmul` for CPU tensors by the very kernel that `arch` would run: (..., K) x packed (N, K) -> (..., N).
 
@@ -146,12 +148,13 @@ def matmul(
     Raises what `lowbit.matmul` raises; Unsupported without an emulator; CompileError; EmulatorFault, a LowbitError, for
     a kernel that breaks a rule of the machine; LaunchError for one that leaves a part of y unwritten.
     """
-    problem, m = _prepare(x, packed, act, out_dtype, arch)
+    problem, m = _prepare(x, packed, act, out_dtype, arch, batch_invariant)
     pair = (problem, plan or choose(problem, max(m, 1)))
     kernels = _built(pair) if m else Kernels(None, {})
     return kernels.matmul(
-        x, packed, act=act, bias=bias, out_dtype=out_dtype, arch=arch, plan=pair[1], seed=seed, gap=gap
-    )
+        x, packed, act=act, bias=bias, out_dtype=out_dtype, arch=arch, plan=pair[1], seed=seed, gap=gap,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -160,7 +163,7 @@ def _built(pair: tuple[Problem, Plan]) -> Kernels:
 
 
 def _prepare(
-    x: Tensor, packed: PackedWeight, act: str, out_dtype: torch.dtype | None, arch: str | Arch
+    x: Tensor, packed: PackedWeight, act: str, out_dtype: torch.dtype | None, arch: str | Arch, batch_invariant: bool
 ) -> tuple[Problem, int]:
     """What to compute and for how many tokens; raises for arguments that do not fit."""
     out = gemm.out_name(act, out_dtype)
@@ -171,7 +174,7 @@ def _prepare(
     if packed.experts is not None:
         raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")
     row = arch_row(arch) if isinstance(arch, str) else arch
-    return gemm.problem_of(packed.layout, act, out, row), math.prod(x.shape[:-1])
+    return gemm.problem_of(packed.layout, act, out, row, batch_invariant), math.prod(x.shape[:-1])
 
 
 def _launch(

@@ -16,6 +16,7 @@ import torch
 import lowbit
 from lowbit.arch import ARCHS, Arch, arch
 from lowbit.errors import BadInput, BadType, LaunchError, Unsupported
+from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.plan import FAMILIES, Plan, illegal
 from lowbit.problem import ACTIVATIONS, unsupported
 from lowbit.testing import emulate
@@ -211,3 +212,24 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
         assert "apt install g++" in emulate.obstacle()
     finally:
         build.compiler.cache_clear()
+
+
+@pytest.mark.parametrize(("chip", "act"), [("sm_90a", "bf16"), ("sm_80", "bf16"), ("sm_75", "fp16")])
+@pytest.mark.parametrize("spec", ["int4_g32", "nvfp4", "int8", "uint4zf_g64"])
+def test_rows_of_any_batch_have_the_same_bits(spec: str, chip: str, act: str) -> None:
+    """With batch_invariant every kernel of a layer adds in one order; without it they do not, so the test can fail."""
+    random = torch.Generator().manual_seed(2)
+    packed = lowbit.pack(lowbit.quantize(torch.randn(144, 1160, generator=random), spec))
+    x = torch.randn(70, 1160, generator=random).to(emulate.gemm.DTYPES[act])
+    problem = emulate.gemm.problem_of(packed.layout, act, "fp32", arch(chip), True)
+    plans = [choose(problem, m) for m in BUCKETS]
+    assert len({(plan.k_warps, plan.split) for plan in plans}) == 1
+    assert len({plan.tokens for plan in plans}) >= 3
+    ys = {m: emulate.matmul(x[:m], packed, act=act, arch=chip, out_dtype=torch.float32, batch_invariant=True) for m in (70, 1, 5, 16, 30, 50)}
+    for m, y in ys.items():
+        assert torch.equal(y, ys[70][:m]), m
+    free = [choose(replace(problem, batch_invariant=False), m) for m in BUCKETS]
+    if len({(plan.k_warps, plan.split) for plan in free}) > 1:
+        one = next(m for m, plan in zip(BUCKETS, free, strict=True) if (plan.k_warps, plan.split) != (free[-1].k_warps, free[-1].split))
+        y = emulate.matmul(x[: min(one, 70)], packed, act=act, arch=chip, out_dtype=torch.float32)
+        assert not torch.equal(y, emulate.matmul(x, packed, act=act, arch=chip, out_dtype=torch.float32, plan=free[-1])[: len(y)])

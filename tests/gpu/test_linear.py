@@ -133,6 +133,17 @@ def test_same_bits_two_thousand_times() -> None:
         assert bad.item() == 0, (n, k, m)
 
 
+@pytest.mark.parametrize("name", ["int4_g128", "nvfp4", "int8"])
+def test_rows_of_any_batch_have_the_same_bits(name: str) -> None:
+    qw = lowbit.quantize(torch.randn(1040, 2880, generator=torch.Generator("cuda").manual_seed(0), device="cuda") * 0.05, name)
+    layer = lowbit.Linear(qw, batch_invariant=True)
+    x = tokens(300, 2880, "bf16")
+    y = layer(x)
+    for m in (1, 2, 8, 9, 16, 17, 33, 64, 65, 130):
+        assert torch.equal(layer(x[:m]), y[:m])
+        assert torch.equal(layer(x[100 : 100 + m]), y[100 : 100 + m])
+
+
 def test_any_leading_dimensions_strides_and_alignment() -> None:
     layer, w, _ = make("int4_g128", 272, 256, "bf16")
     x = tokens(24, 256, "bf16")

@@ -24,7 +24,7 @@ from lowbit.jit.generate import generate
 from lowbit.plan import plan as plan_module
 from lowbit.plan.candidates import candidates
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose, explain
-from lowbit.plan.plan import FAMILIES, Plan, illegal, launch_geometry, layout_of, smem_map
+from lowbit.plan.plan import FAMILIES, Plan, folds, illegal, launch_geometry, layout_of, smem_map
 from lowbit.problem import Problem, unsupported
 from lowbit.weights import WeightSpec
 
@@ -149,6 +149,27 @@ def test_buckets_cover_all_sizes_in_order() -> None:
     assert [bucket(m) for m in sizes] == sorted(bucket(m) for m in sizes)
     assert all(bucket(m) >= min(m, BUCKETS[-1]) for m in sizes)
     assert {bucket(m) for m in sizes} == set(BUCKETS)
+
+
+def test_batch_invariant_plans_cut_k_alike_whatever_the_batch() -> None:
+    """The cut decides the order of sums; scales act alike, too. Where sizes differ without it, it had to do something."""
+    mended = 0
+    for problem in SWEEP[::5]:
+        invariant = replace(problem, batch_invariant=True)
+        plans = {m: choose(invariant, m) for m in BUCKETS}
+        assert all(illegal(invariant, plan) == () for plan in plans.values())
+        assert len({(plan.k_warps, plan.split) for plan in plans.values()}) == 1
+        assert len({folds(invariant, plan) for plan in plans.values()}) == 1
+        free = {choose(problem, m) for m in BUCKETS}
+        mended += len({(plan.k_warps, plan.split) for plan in free}) > 1
+    assert mended > 20
+
+
+def test_a_forced_family_that_cannot_be_batch_invariant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_PLAN", "tile_mma")
+    problem = replace(problem_of("int4_g128", 4096, 4096, arch("sm_90a")), batch_invariant=True)
+    with pytest.raises(Unsupported, match=r"tile_mma has no plan for 16 tokens that cuts k in 4 x 2 parts.*unset LOWBIT_PLAN"):
+        choose(problem, 16)
 
 
 def test_explain_ranks_the_legal_and_gives_reasons_against_the_rest() -> None:
