@@ -156,3 +156,15 @@ def test_output_tensors_of_the_caller_reach_the_kernel_and_are_counted_as_change
     assert layer(tokens(1, 0), out=y) is y
     assert len(machine.cuda.launches) == 2
     assert machine.made == []
+
+
+def test_batch_invariant_layers_have_kernels_of_their_own(machine: Machine) -> None:
+    plain, invariant = layer_on(0), lowbit.Linear.empty("int4_g128", 48, 256, batch_invariant=True)
+    invariant._buffers["units"] = on(invariant.units, 0)
+    for layer in (plain, invariant):
+        layer(tokens(0, 3))
+    seen = [layer._runner for layer in (plain, invariant)]
+    assert [found is not None and found.problem.batch_invariant for found in seen] == [False, True]
+    assert "batch-invariant" in machine.images(0x100)[1]
+    assert "batch-invariant" in repr(invariant)
+    assert "batch-invariant" not in repr(plain)
