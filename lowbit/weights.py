@@ -327,6 +327,12 @@ class QuantWeight:
         for name, t in (("scales", self.scale_values()), ("zeros", self.zero_values()), ("scale2", self.scale2)):
             if t is not None:
                 refuse_where(~torch.isfinite(t), t, f"{name} must be finite")
+        # Kernels multiply scales in one order or another: what is finite in one must be so in all.
+        reach = value.max - value.min if self.zeros is not None else max(value.max, -value.min)
+        largest = self.scale_values().abs() * reach
+        if self.scale2 is not None:
+            largest = largest * self.scale2.abs().view(self.num_experts, -1).amax(1).view(-1, 1, 1)
+        refuse_where(~torch.isfinite(largest), self.scale_values(), f"scales times the largest {value} must be finite in float32")
         if self.zeros is not None and self.spec.zero == "int":
             outside = (self.zeros < int(value.min)) | (self.zeros > int(value.max))
             refuse_where(outside, self.zeros, f"zero points of {value} must lie in {value.min:.0f}..{value.max:.0f}")

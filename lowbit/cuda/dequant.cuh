@@ -235,9 +235,10 @@ struct ScaleE8m0 {  // 2^(code - 127): the code is float's exponent; code 0 is t
 template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as above: bits in place, times a power of two
     static constexpr int kBytes = 1;
     HW_FN static float value(const u32* w, int i) {
-        const u32 code = w[i / 4] >> 8 * (i & 3), magnitude = (code & ((1u << (kExponent + kMantissa)) - 1)) << (23 - kMantissa);
-        const u32 sign = kSigned ? code >> (kExponent + kMantissa) << 31 : 0;
-        return mul_f32(as_f32(sign | magnitude), as_f32(static_cast<u32>(254 - ((1 << (kExponent - 1)) - 1)) << 23));
+        constexpr u32 kMagnitude = ((1u << (kExponent + kMantissa)) - 1) << (23 - kMantissa);
+        const u32 code = w[i / 4] << (31 + !kSigned - kExponent - kMantissa - 8 * (i & 3));  // its sign on top
+        const u32 bits = kSigned ? static_cast<u32>(static_cast<int>(code) >> (8 - kExponent)) & (kMagnitude | 0x80000000) : code >> (9 - kExponent) & kMagnitude;
+        return mul_f32(as_f32(bits), as_f32(static_cast<u32>(254 - ((1 << (kExponent - 1)) - 1)) << 23));
     }
     template <class Operand> HW_FN static u32 operand(const u32* w, int i) {
         using B = Bits<Operand>;

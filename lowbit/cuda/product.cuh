@@ -1,4 +1,4 @@
-// One warp multiplies units (16 rows x 128 k) of packed weights in shared memory with token tiles.
+// A warp, or a warpgroup, multiplies units (16 rows x 128 k) of packed weights in shared memory with token tiles.
 // The inner loops of every family; they must not know where tokens lie (a functor or a descriptor says) or how stages arrive.
 #pragma once
 #include "dequant.cuh"

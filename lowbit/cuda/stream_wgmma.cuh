@@ -4,7 +4,8 @@
 // A block is kRowWarps / 4 x kKWarps warpgroups; a warpgroup owns 64 kWarpBlocks rows and every kKWarps-th k block of 128. A cluster of
 // kSplit blocks cuts k once more. Each warpgroup has its own ring: a stage is the units of its rows (one contiguous copy) and the tokens' x of
 // the k block (two tensor copies, swizzled as wgmma wants it, zeros past the end of tokens and k). One barrier a stage counts both;
-// the units are asked for before the wait for the previous kernel, x after it. No thread copies, so there is no fence in the loop.
+// the units are asked for before the wait for the previous kernel, x after it. The warpgroup's barrier orders a refill after all reads of the stage,
+// without a proxy fence: by then every code has gone through a product that was waited for (docs/notes/2026-12-01-proxy-fence.md).
 #pragma once
 #include "product.cuh"
 #include "reduce.cuh"
@@ -13,19 +14,20 @@
 namespace lowbit {
 template <class C> struct StreamWgmma {
     static constexpr u32 kThreads = C::kRowWarps * C::kKWarps * 32, kTokenTiles = C::kTokens / 8, kRegs = C::kTokens / 2;
-    static constexpr u32 kRowGroups = C::kRowWarps / 4, kGroupBlocks = 4 * C::kWarpBlocks, kTileBlocks = kRowGroups * kGroupBlocks;
+    static constexpr u32 kRowWarpgroups = C::kRowWarps / 4, kWarpgroupBlocks = 4 * C::kWarpBlocks, kTileBlocks = kRowWarpgroups * kWarpgroupBlocks;
     static constexpr u32 kRowBlocks = (C::kN + 15) / 16, kKBlocks = (C::kK + 127) / 128;
-    static constexpr u32 kXHalf = C::kTokens * 128, kXStage = 2 * kXHalf;  // 64 k: eight tokens are 1024 bytes, a token 128
-    static constexpr u32 kUnitsStage = kGroupBlocks * C::kUnitBytes, kUnits = C::kStages * kXStage;  // in a warpgroup's ring x comes first
+    static constexpr u32 kXHalf = C::kTokens * C::kXBox * 2, kXStage = 2 * kXHalf;  // of 64 k: eight tokens are 1024 bytes, a token 128
+    static constexpr u32 kUnitsStage = kWarpgroupBlocks * C::kUnitBytes, kUnits = C::kStages * kXStage;  // in a warpgroup's ring x comes first
     static constexpr u32 kRing = (kUnits + C::kStages * kUnitsStage + 1023) / 1024 * 1024, kBars = C::kSmemBars;
-    static_assert(kBars == C::kKWarps * kRowGroups * kRing, "plan/plan.py and stream_wgmma.cuh disagree");
+    static_assert(kBars == C::kKWarps * kRowWarpgroups * kRing, "plan/plan.py and stream_wgmma.cuh disagree");
+    static_assert(C::kXBox == 64, "a row of a tensor copy is the 128 bytes of a swizzle");
     using Reduce = lowbit::Reduce<C>;
     static constexpr u32 kPartials = C::kTokens * Reduce::Partial::kTokenBytes;  // of a warp, where its ring was
     static_assert(4 * kPartials <= kRing, "partial sums reuse the ring of their warpgroup");
-    static_assert(C::kRowWarps % 4 == 0 && 8 % kGroupBlocks == 0, "a warpgroup's rows lie in one panel, so that its units are contiguous");
+    static_assert(C::kRowWarps % 4 == 0 && 8 % kWarpgroupBlocks == 0, "a warpgroup's rows lie in one panel, so that its units are contiguous");
 
     const Params& p;
-    const u32 warp, group, k_warp, rank, tile, ring, bars;
+    const u32 warp, warpgroup, k_warp, rank, tile, ring, bars;
     const u32 k_begin, k_end;           // k blocks of this block's slice
     const u64 token0;
     const u32 tokens;                   // of this block, 1..kTokens
@@ -34,11 +36,11 @@ template <class C> struct StreamWgmma {
     const bool leader;                  // the thread that asks for copies
 
     HW_FN explicit StreamWgmma(const Params& params)
-        : p(params), warp(warp_uniform(tid_x() / 32)), group(warp / 4), k_warp(group / kRowGroups), rank(C::kSplit > 1 ? ctaid_x() % C::kSplit : 0), tile(ctaid_x() / C::kSplit),
-          ring(smem_base() + group * kRing), bars(smem_base() + kBars + group * 8 * C::kStages), k_begin(rank * kKBlocks / C::kSplit), k_end((rank + 1) * kKBlocks / C::kSplit),
+        : p(params), warp(warp_uniform(tid_x() / 32)), warpgroup(warp / 4), k_warp(warpgroup / kRowWarpgroups), rank(C::kSplit > 1 ? ctaid_x() % C::kSplit : 0), tile(ctaid_x() / C::kSplit),
+          ring(smem_base() + warpgroup * kRing), bars(smem_base() + kBars + warpgroup * 8 * C::kStages), k_begin(rank * kKBlocks / C::kSplit), k_end((rank + 1) * kKBlocks / C::kSplit),
           token0(static_cast<u64>(ctaid_y()) * C::kTokens), tokens(static_cast<u32>(smaller<u64>(p.m - token0, C::kTokens))),
-          first_block(smaller(tile * kTileBlocks + group % kRowGroups * kGroupBlocks, (kRowBlocks - 1) / kGroupBlocks * kGroupBlocks)),
-          num_blocks(smaller<u32>(kGroupBlocks, kRowBlocks - first_block)), panel_blocks(smaller<u32>(8, kRowBlocks - first_block / 8 * 8)), leader(tid_x() % 128 == 0) {}
+          first_block(smaller(tile * kTileBlocks + warpgroup % kRowWarpgroups * kWarpgroupBlocks, (kRowBlocks - 1) / kWarpgroupBlocks * kWarpgroupBlocks)),
+          num_blocks(smaller<u32>(kWarpgroupBlocks, kRowBlocks - first_block)), panel_blocks(smaller<u32>(8, kRowBlocks - first_block / 8 * 8)), leader(tid_x() % 128 == 0) {}
 
     HW_FN void run() {
         const u32 stages = k_begin + k_warp < k_end ? (k_end - k_begin - k_warp + C::kKWarps - 1) / C::kKWarps : 0;
@@ -50,7 +52,7 @@ template <class C> struct StreamWgmma {
                 if (s < stages) load_units(s, s, policy);
         }
         const Reduce reduce(p, tile, rank, token0, tokens);
-        bar_sync(1 + group, 128);  // barriers are visible to all; still before the wait, so off the critical path
+        bar_sync(1 + warpgroup, 128);  // barriers are visible to all; still before the wait, so off the critical path
         griddep_wait();
         griddep_launch();  // not earlier: see stream.cuh
         if (leader)
@@ -67,7 +69,7 @@ template <class C> struct StreamWgmma {
             HW_UNROLL for (u32 r = 0; r < C::kWarpBlocks; ++r) unit[r] = ring + kUnits + slot * kUnitsStage + smaller(warp % 4 * C::kWarpBlocks + r, num_blocks - 1) * C::kUnitBytes;
             const u64 desc = static_cast<u64>((ring + slot * kXStage) >> 4) | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62;  // mode 1: swizzled by 128 bytes
             multiply_units_wgmma<C>(sums, unit, desc, [](int step) { return static_cast<u64>(step / 4 * kXHalf + step % 4 * 32) >> 4; });
-            bar_sync(1 + group, 128);  // all four warps have read the stage
+            bar_sync(1 + warpgroup, 128);  // all four warps have read the stage
             if (leader && i + C::kStages < stages) {
                 load_units(i + C::kStages, slot, policy);
                 load_x(i + C::kStages, slot);
@@ -75,12 +77,12 @@ template <class C> struct StreamWgmma {
             if (++slot == C::kStages) { slot = 0; phase ^= 1; }
         }
         // As many barriers as the longest warpgroup: compute-sanitizer's racecheck compares their number, whatever their names.
-        if (stages < (k_end - k_begin + C::kKWarps - 1) / C::kKWarps) bar_sync(1 + group, 128);
+        if (stages < (k_end - k_begin + C::kKWarps - 1) / C::kKWarps) bar_sync(1 + warpgroup, 128);
         float acc[C::kWarpBlocks][kTokenTiles][4];
         HW_UNROLL for (int r = 0; r < C::kWarpBlocks; ++r)
             HW_UNROLL for (u32 e = 0; e < kRegs; ++e) acc[r][e / 4][e % 4] = sums[r][e];
         store_partials(ring + warp % 4 * kPartials, Reduce::Partial::kTokenBytes, acc, tokens);
-        reduce.run([&](u32 r, u32 k) { return smem_base() + (k * kRowGroups + r / 4) * kRing + r % 4 * kPartials; });
+        reduce.run([&](u32 r, u32 k) { return smem_base() + (k * kRowWarpgroups + r / 4) * kRing + r % 4 * kPartials; });
     }
 
     HW_FN void load_units(u32 i, u32 slot, u64 policy) const {  // and says that x will come to the same barrier
@@ -91,7 +93,7 @@ template <class C> struct StreamWgmma {
     }
     HW_FN void load_x(u32 i, u32 slot) const {
         const u32 k = (k_begin + k_warp + i * C::kKWarps) * 128, to = ring + slot * kXStage;
-        HW_UNROLL for (u32 half = 0; half < 2; ++half) tma_load_2d(to + half * kXHalf, &p.x_map, static_cast<int>(k + half * 64), static_cast<int>(token0), bars + 8 * slot);
+        HW_UNROLL for (u32 half = 0; half < 2; ++half) tma_load_2d(to + half * kXHalf, &p.x_map, static_cast<int>(k + half * C::kXBox), static_cast<int>(token0), bars + 8 * slot);
     }
 };
 }  // namespace lowbit

@@ -73,8 +73,9 @@ class Driver:
             library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise Unsupported([f"running kernels needs the NVIDIA driver's libcuda.so.1 ({error})"]) from error
-        if not hasattr(library, "cuLaunchKernelEx"):
-            raise Unsupported(["the NVIDIA driver has no cuLaunchKernelEx: install a driver for CUDA 12 or later"])
+        for needed in ("cuLaunchKernelEx", "cuTensorMapEncodeTiled"):
+            if not hasattr(library, needed):
+                raise Unsupported([f"the NVIDIA driver has no {needed}: install a driver for CUDA 12 or later"])
         return cls(library)
 
     def call(self, doing: str, name: str, *arguments: Any) -> None:

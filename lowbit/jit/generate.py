@@ -13,7 +13,7 @@ import torch
 from lowbit.dtypes import DType
 from lowbit.errors import Unsupported
 from lowbit.jit.source import Source, gather_headers
-from lowbit.plan.plan import Plan, folds, illegal, layout_of, mover, smem_map
+from lowbit.plan.plan import X_BOX_K, Plan, folds, illegal, layout_of, mover, smem_map
 from lowbit.problem import Problem, rounded_codebook
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
@@ -51,7 +51,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "kSmemBars": smem.bars,
         }
     elif plan.family == "stream_wgmma":
-        constants |= {"kKWarps": plan.k_warps, "kSplit": plan.split, "kSmemBars": smem.bars}
+        constants |= {"kKWarps": plan.k_warps, "kSplit": plan.split, "kSmemBars": smem.bars, "kXBox": X_BOX_K}
     else:
         constants |= {"kTokenWarps": plan.token_warps, "kSmemStage": smem.stage}
     lines = [f"    static constexpr u32 {name} = {value};" for name, value in constants.items()]

@@ -135,9 +135,7 @@ class Launch:
         that has used no device yet gets the kernel's.
         Raises LaunchError if it is not, or if the driver refuses the launch.
         """
-        self._get_current(self._current_ref)
-        if self._current.value != self._context:
-            self._bind()
+        self.bind()
         config = self.config
         config.grid_x = grid_x
         config.grid_y = grid_y
@@ -146,11 +144,15 @@ class Launch:
         if status:
             raise self._refused(status)
 
-    def _bind(self) -> None:
-        """Give the kernel's context to a thread that has none yet; refuse to launch into another device's.
+    def bind(self) -> None:
+        """Give the kernel's context to a thread that has none yet; LaunchError where another device's is current.
 
-        The CUDA runtime, and torch with it, binds a context to a new thread only at its first call that needs one.
+        The CUDA runtime, and torch with it, binds a context to a new thread only at its first call that needs one. Every launch does
+        this; other calls of the driver that serve one must come after it.
         """
+        self._get_current(self._current_ref)
+        if self._current.value == self._context:
+            return
         index, label = self.kernel.device_index, self.kernel.label
         if self._current.value is not None:
             raise LaunchError(

@@ -14,19 +14,19 @@ _UINT16, _SWIZZLE_128, _PROMOTE_256 = 1, 3, 3
 
 
 class RowsMap:
-    """The map of one matrix of 16-bit numbers with rows of `width`, read in boxes of 64 x `box_rows`, swizzled by 128 bytes.
+    """The map of one matrix of 16-bit numbers with rows of `width`, read in boxes of `box_width` x `box_rows`, swizzled by 128 bytes.
 
     `target`: the address of the map, a multiple of ALIGNMENT. Encoding costs 1-2 us of host time, so it is done only for another
     matrix than the last one. Serves one thread at a time, like the Launch whose parameters it fills.
     """
 
-    def __init__(self, driver: Driver, target: int, width: int, box_rows: int) -> None:
+    def __init__(self, driver: Driver, target: int, width: int, box_width: int, box_rows: int) -> None:
         self._driver = driver
         self._encode = driver.library.cuTensorMapEncodeTiled
         self._last = (0, 0, 0)
         self._dims = (ctypes.c_uint64 * 2)(width, 1)
         self._pitch = (ctypes.c_uint64 * 1)()
-        box, steps = (ctypes.c_uint32 * 2)(64, box_rows), (ctypes.c_uint32 * 2)(1, 1)
+        box, steps = (ctypes.c_uint32 * 2)(box_width, box_rows), (ctypes.c_uint32 * 2)(1, 1)
         self._head = (ctypes.c_void_p(target), _UINT16, 2)
         self._tail = (self._dims, self._pitch, box, steps, 0, _SWIZZLE_128, _PROMOTE_256, 0)  # 0: outside lie zeros
 

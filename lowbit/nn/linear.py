@@ -178,10 +178,10 @@ class Linear(nn.Module):
             )
         buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
         units, channel, bias, perm = buffers["units"], buffers["channel"], buffers["bias"], buffers["perm"]
-        if perm is not None:
-            x = gemm.in_packed_order(x, perm)
         if out is not None:
             gemm.check_into(out, x, self.layout.n, self.out, (units, channel, bias))
+        if perm is not None:
+            x = gemm.in_packed_order(x, perm)
         if units is None or not x.is_cuda or x.get_device() != units.get_device():
             return gemm.run(x, self.units, channel, bias, self._natural, self.act, self.out, out, self.batch_invariant)
         index = x.get_device()

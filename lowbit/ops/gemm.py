@@ -24,7 +24,7 @@ from lowbit.jit.module import Launch, load
 from lowbit.jit.tensormap import RowsMap, aligned_struct
 from lowbit.layout.pack import Layout, PackedWeight, unpack
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
-from lowbit.plan.plan import launch_geometry
+from lowbit.plan.plan import X_BOX_K, launch_geometry
 from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem, check
 from lowbit.weights import WeightSpec
 
@@ -118,6 +118,7 @@ class Runner:
             params.x_pitch = pitch
             params.m = m
             if x_map is not None:
+                launch.bind()
                 x_map(rows.data_ptr(), m, pitch)
             launch(row_tiles, -(-m // tokens), stream)
             if not overlap:
@@ -160,7 +161,7 @@ class Runner:
         x_map = None
         if plan.family == "stream_wgmma":
             target = ctypes.addressof(params) + Params.x_map.offset
-            x_map = RowsMap(kernel.driver, target, self.problem.k, plan.tokens)
+            x_map = RowsMap(kernel.driver, target, self.problem.k, X_BOX_K, plan.tokens)
         return launch, geometry.grid_x, plan.tokens, x_map
 
     def check_compiler(self) -> None:
@@ -476,11 +477,12 @@ def matmul(
         raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")
     if bias is not None:
         bias = check_bias(bias, layout.n).to(x.device)
-    x = in_packed_order(x, packed.perm)
     if torch.compiler.is_compiling():
+        x = in_packed_order(x, packed.perm)
         return traced(x, packed.units, packed.channel, bias, packed.name, layout.n, act, name, out, batch_invariant)
     if out is not None:
         check_into(out, x, layout.n, name, (packed.units, packed.channel, bias))
+    x = in_packed_order(x, packed.perm)
     return run(x, packed.units, packed.channel, bias, layout.natural, act, name, out, batch_invariant)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from lowbit.plan.plan import WGMMA_TOKENS, Plan, illegal, layout_of
+from lowbit.plan.plan import WGMMA_TOKENS, Plan, illegal, layout_of, streams_by_wgmma
 from lowbit.problem import Problem
 
 BUCKETS = (
@@ -31,25 +31,29 @@ def bucket(m: int) -> int:
     return next((b for b in BUCKETS if m <= b), BUCKETS[-1])
 
 
-def candidates(problem: Problem, m: int) -> list[Plan]:
-    """Legal plans for about `m` tokens, in a fixed order."""
-    return [plan for plan in enumerate_plans(problem, m) if not illegal(problem, plan)]
+def candidates(problem: Problem, m: int, family: str = "") -> list[Plan]:
+    """Legal plans for about `m` tokens, in a fixed order; of one family if that is named."""
+    return [plan for plan in enumerate_plans(problem, m, family) if not illegal(problem, plan)]
 
 
-def rejected(problem: Problem, m: int) -> list[tuple[Plan, tuple[str, ...]]]:
+def rejected(problem: Problem, m: int, family: str = "") -> list[tuple[Plan, tuple[str, ...]]]:
     """Enumerated plans that are not legal, with their reasons."""
-    pairs = ((plan, illegal(problem, plan)) for plan in enumerate_plans(problem, m))
+    pairs = ((plan, illegal(problem, plan)) for plan in enumerate_plans(problem, m, family))
     return [(plan, reasons) for plan, reasons in pairs if reasons]
 
 
-def enumerate_plans(problem: Problem, m: int) -> Iterator[Plan]:
-    """Plans of both families whose shape suits the layer; not all of them are legal."""
-    tokens = bucket(m)
-    if problem.arch.wgmma and tokens > 1 and problem.spec.zero != "float":
-        # Where it can, it beats stream: by 1.0 to 1.2 at M = 8, by up to 1.9 at M = 32 (H200). Beyond 64 tokens it reads weights anew for
-        # every 64, from L2: at 64 it does 460 TFLOP/s, tile_mma at 8192 does 298 (8192x8192 int4_g128).
-        yield from _stream_wgmma(problem, min(tokens, WGMMA_TOKENS[-1]))
-    elif tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
+def enumerate_plans(problem: Problem, m: int, family: str = "") -> Iterator[Plan]:
+    """Plans whose shape suits the layer; not all of them are legal. A family that is named is looked at where it would lose, too."""
+    return (plan for plan in _enumerate(problem, bucket(m), family) if plan.family == (family or plan.family))
+
+
+def _enumerate(problem: Problem, tokens: int, family: str) -> Iterator[Plan]:
+    # Where it can, stream_wgmma beats stream: by 1.0 to 1.2 at M = 8, by up to 1.9 at M = 32 (H200). Beyond 64 tokens it reads weights
+    # anew for every 64, from L2: at 64 it does 460 TFLOP/s, tile_mma at 8192 does 298 (8192x8192 int4_g128).
+    wgmma = streams_by_wgmma(problem) and tokens > 1
+    if wgmma or family == "stream_wgmma":
+        yield from _stream_wgmma(problem, min(max(tokens, WGMMA_TOKENS[0]), WGMMA_TOKENS[-1]))
+    if (not wgmma or family == "stream") and tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
         yield from _stream(problem, min(tokens, STREAM_TOKENS))
     for narrower in sorted({max(8, tokens), max(8, tokens // 2), max(8, tokens // 4)}, reverse=True):
         yield from _tile(narrower)

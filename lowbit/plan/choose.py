@@ -52,18 +52,14 @@ def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]
     reasons = unsupported(problem.spec, problem.act, problem.arch)
     if reasons:
         raise Unsupported(reasons)
-    plans = candidates(problem, m)
-    if forced:
-        if forced not in FAMILIES:
-            raise BadInput(f"LOWBIT_PLAN must name a kernel family, one of {', '.join(FAMILIES)}; got {forced!r}")
-        plans = [plan for plan in plans if plan.family == forced]
+    if forced and forced not in FAMILIES:
+        raise BadInput(f"LOWBIT_PLAN must name a kernel family, one of {', '.join(FAMILIES)}; got {forced!r}")
+    plans = candidates(problem, m, forced)
     if not plans:
-        raise Unsupported(
-            [
-                f"no plan is legal for {problem.label} on {problem.arch.name}; the first obstacle: "
-                f"{'; '.join(rejected(problem, m)[0][1])}"
-            ]
-        )
+        obstacles = rejected(problem, m, forced)
+        why = "; ".join(obstacles[0][1]) if obstacles else f"none is known for {m} tokens"
+        kind = f"{forced} plan" if forced else "plan"
+        raise Unsupported([f"no {kind} is legal for {problem.label} on {problem.arch.name}; the first obstacle: {why}"])
     if problem.batch_invariant:
         cut = _invariant_cut(problem)
         plans = [plan for plan in plans if _cut(plan) == cut]

@@ -2,7 +2,7 @@
 
 Knows rates and counts; it must not know whether a plan is legal. The form is a steady state: layers follow one another, each kernel
 fills its rings while the one before it ends. The coefficients were fitted to thousands of timings of both streaming families on an H200
-(docs/notes/2026-12-01-stream-plans.md, with the spread); other chips scale them by their bandwidth and number of SMs.
+(docs/notes/2026-12-01-stream-plans.md, 2026-12-01-stream-wgmma.md, with the spread); other chips scale them by their bandwidth and number of SMs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,18 @@ class Rates:
 
 
 RATES = {
-    "stream": Rates(1.62, 0.45, 1.0, 2.6, 0.79, 0.035, 0.0, 3.46, 93e3, 0.38, 21.9, 10.9, 7.2, 6.7, 3.0, 6.4, 604.0, 0.0081, 0.25, 1.0),
-    "stream_wgmma": Rates(1.18, 0.81, 1.12, 2.71, 1.2, 0.147, 0.82, 4.88, 145e3, 0.066, 1.3, 8.5, 8.5, 56.7, 11.75, 4.77, 447.0, 0.0165, 0.21, 2.1),
+    "stream": Rates(
+        start_us=1.62, cold_start_us=0.45, crowded_us=1.0, wave_us=2.6, cluster_us=0.79,
+        cluster_block_us=0.035, overlap=0.0, sm_rate=3.46, flight_bytes=93e3, prefetched=0.38,
+        x_us=21.9, issue_cycles=10.9, mma_cycles=7.2, stage_cycles=6.7, latency_cycles=3.0,
+        latency_mma=6.4, latency_stage=604.0, reduce_us=0.0081, exposed=0.25, conversion=1.0,
+    ),
+    "stream_wgmma": Rates(
+        start_us=1.18, cold_start_us=0.81, crowded_us=1.12, wave_us=2.71, cluster_us=1.2,
+        cluster_block_us=0.147, overlap=0.82, sm_rate=4.88, flight_bytes=145e3, prefetched=0.066,
+        x_us=1.3, issue_cycles=8.5, mma_cycles=8.5, stage_cycles=56.7, latency_cycles=11.75,
+        latency_mma=4.77, latency_stage=447.0, reduce_us=0.0165, exposed=0.21, conversion=2.1,
+    ),
 }  # fmt: skip
 
 TILE_START_US = 2.07
@@ -154,4 +164,4 @@ def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
         room * flops_per_block * convert / per_us, layout.k_blocks * TILE_STAGE_US / max(1, plan.stages - 2)
     )
     fixed = TILE_START_US
-    return Cost(max(memory, work) + fixed, memory, 0.0, work, 0.0, fixed)
+    return Cost(max(memory, work) + 0.1 * min(memory, work) + fixed, memory, 0.0, work, 0.0, fixed)

@@ -111,6 +111,11 @@ def folds(problem: Problem, plan: Plan) -> bool:
     return 0 < step < 2 * tokens and problem.folds
 
 
+def streams_by_wgmma(problem: Problem) -> bool:
+    """stream_wgmma exists for it: on Hopper, for all but float zero points."""
+    return problem.arch.wgmma and problem.spec.zero != "float"
+
+
 def mover(arch: Arch, family: str) -> str:
     """How bytes travel to shared memory: the name of a `Mover` in ring.cuh."""
     if arch.bulk and family != "tile_mma":

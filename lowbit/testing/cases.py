@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from lowbit.arch import ARCHS, Arch
-from lowbit.plan.plan import FAMILIES, Plan
+from lowbit.plan.plan import FAMILIES, Plan, streams_by_wgmma
 from lowbit.problem import ACTIVATIONS, Problem, unsupported
 from lowbit.weights import WeightSpec
 
@@ -68,10 +68,9 @@ def sweep(everything: bool) -> Iterator[Pick]:
     that every pair of two dimensions occurs. Else a thinned one: every format in every family on one chip each, all chips in turn.
     """
     for (i, value), (f, family) in product(enumerate(SWEPT), enumerate(FAMILIES)):
-        wgmma = family == "stream_wgmma"
-        if wgmma and value.endswith("zf"):
-            continue  # this family has no float zero points
-        archs = [arch for arch in ARCHS.values() if arch.wgmma or not wgmma]
+        archs = [arch for arch in ARCHS.values() if family != "stream_wgmma" or has_wgmma(value, arch)]
+        if not archs:
+            continue
         points = list(product(archs, ACTIVATIONS)) if everything else [(archs[(2 * i + f + i // 6) % len(archs)], ACTIVATIONS[i % 2])]
         j = 0
         for arch, act in points:
@@ -82,6 +81,11 @@ def sweep(everything: bool) -> Iterator[Pick]:
                 act = acts[0]  # the other one where the chip or the format leaves no choice
                 yield Pick(spec, arch, family, act, act if (i // 2 + j) % 2 and _fits_outputs(spec) else "fp32")
                 j += 1
+
+
+def has_wgmma(value: str, arch: Arch) -> bool:
+    """stream_wgmma exists for weights of that value format, or spec."""
+    return streams_by_wgmma(Problem(WeightSpec.parse(value), "bf16", "bf16", 64, 256, arch))
 
 
 def _fits_outputs(name: str) -> bool:

@@ -20,7 +20,7 @@ from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.plan import FAMILIES, Plan, illegal
 from lowbit.problem import ACTIVATIONS, unsupported
 from lowbit.testing import emulate
-from lowbit.testing.cases import BLOCK_FLOATS, GROUPS, SCALES, SWEPT, Case, Pick, cases, sweep
+from lowbit.testing.cases import BLOCK_FLOATS, GROUPS, SCALES, SWEPT, Case, Pick, cases, has_wgmma, sweep
 from lowbit.weights import WeightSpec
 
 pytestmark = pytest.mark.skipif(bool(emulate.obstacle()), reason=emulate.obstacle() or "the emulator is here")
@@ -54,7 +54,7 @@ def test_cases_differ_and_cover_what_they_promise() -> None:
 
 def has(value: str, family: str, row: Arch) -> bool:
     """Does the family exist there, for such weights?"""
-    return family != "stream_wgmma" or (row.wgmma and not value.endswith("zf"))
+    return family != "stream_wgmma" or has_wgmma(value, row)
 
 
 def points(everything: bool) -> list[tuple[str, str, str, Pick]]:
@@ -126,7 +126,8 @@ def test_one_hot_tokens_give_the_columns_of_the_weight(packed: lowbit.PackedWeig
 
 
 @pytest.mark.parametrize(("chip", "act", "plan"), [
-    ("sm_90a", "bf16", SMALL), ("sm_75", "fp16", SMALL), ("sm_80", "bf16", Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2)),
+    ("sm_90a", "bf16", SMALL), ("sm_90a", "bf16", Plan("stream_wgmma", 8, 1, 4, stages=3)), ("sm_75", "fp16", SMALL),
+    ("sm_80", "bf16", Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2)),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["int4z_g32_ao", "uint4zf_g64_ao"])
 def test_act_order_gives_every_column_its_own_group(name: str, chip: str, act: str, plan: Plan) -> None:

@@ -19,7 +19,7 @@ from lowbit.arch import arch
 from lowbit.dtypes import codebook
 from lowbit.layout.pack import PackedWeight, pack
 from lowbit.plan.choose import BUCKETS, choose
-from lowbit.plan.plan import FAMILIES, Plan, illegal
+from lowbit.plan.plan import FAMILIES, Plan, folds, illegal
 from lowbit.problem import Problem, rounded_codebook
 from lowbit.testing import cases, emulate, tolerance
 from lowbit.weights import QuantWeight, WeightSpec
@@ -332,6 +332,27 @@ def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
     same(got, w.T[ks].to(got.dtype))
     slots = run.plan.split * run.plan.k_warps * run.plan.stages
     assert -(-run.k // 128) > (2 * slots if run.plan.split < 8 else 8)
+
+
+@pytest.mark.parametrize("family", ["stream", "stream_wgmma", "tile_mma"])
+def test_scales_at_the_ends_of_their_range_are_exact_in_operands(family: str) -> None:
+    """e8m0 scales as small and as large as float32 allows, subnormal operands included, on all codes of e2m1: folded and on sums alike."""
+    exponents = [*range(7), 10, 60, 120, 127, 200, 240, 250, 251, 252]
+    spec = WeightSpec.parse("mxfp4")
+    codes = (torch.arange(48)[:, None] + torch.arange(512)).remainder(16).to(torch.uint8)
+    scales = torch.tensor(exponents, dtype=torch.uint8).repeat(48, 1)
+    qw = QuantWeight.from_values(spec, codes, scales)
+    w, packed = qw.dequantize(), pack(qw)
+    for tokens in (8, 32):
+        plan = {"stream": Plan("stream", tokens, 1, 2, stages=4), "stream_wgmma": Plan("stream_wgmma", tokens, 1, 4, stages=2),
+                "tile_mma": Plan("tile_mma", tokens, 1, 2, stages=2)}[family]  # fmt: skip
+        run = Run("sm_90a", "mxfp4", 48, 512, tokens, "bf16", plan, "fp32")
+        assert folds(run.problem, plan) == (tokens == 32)
+        kernel = emulate.build_all([(run.problem, plan)])
+        for start in range(0, 512, 64):
+            x = one_hot(range(start, start + 64), 512, "bf16")
+            y = kernel.matmul(x, packed, arch="sm_90a", plan=plan, out_dtype=torch.float32)
+            same(y, w.T[start : start + 64])
 
 
 @pytest.mark.runs(of=exact)

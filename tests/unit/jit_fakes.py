@@ -183,6 +183,8 @@ class FakeCuda:
         text._obj.value = f"words for {status}".encode()
 
     def _cuTensorMapEncodeTiled(self, target: Any, kind: int, rank: int, base: Any, *rest: Any) -> None:
+        if not self.current:
+            raise AssertionError("the driver encodes a tensor map for the current context, and there is none")
         self.calls.append(("map", target.value, kind, rank, base.value, *map(tuple, rest[:4]), rest[4:]))
 
     def _cuLaunchKernelEx(self, config: Any, function: Any, params: Any, extra: None) -> None:

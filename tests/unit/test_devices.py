@@ -18,7 +18,7 @@ from jit_fakes import FakeCuda, write_compiler_command
 from torch import Tensor
 
 import lowbit
-from lowbit.jit.driver import Driver
+from lowbit.jit.driver import ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, Driver
 from lowbit.jit.module import Modules
 from lowbit.ops import gemm
 
@@ -115,6 +115,8 @@ def test_each_device_gets_kernels_of_its_own_chip_whatever_is_current(machine: M
     functions = [record.function for record in cuda.launches]
     assert functions[0] == functions[2] != functions[1]
     assert [len(record.attributes) for record in cuda.launches][0::2] == [0, 0]  # no overlap of kernels on sm_80
+    layers[0](tokens(0, 3))  # the second call on Hopper may start before the kernel ahead of it ends
+    assert ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION in [id for id, _ in cuda.launches[-1].attributes]
 
 
 def test_a_layer_that_moved_takes_the_kernels_of_its_new_device(machine: Machine) -> None:

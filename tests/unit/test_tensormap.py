@@ -14,15 +14,15 @@ from lowbit.ops.gemm import Params
 
 
 def test_rows_are_described_as_boxes_swizzled_by_128_bytes_with_zeros_outside() -> None:
-    cuda = FakeCuda()
-    RowsMap(Driver(cuda), 0x1000, width=264, box_rows=16)(0x7F00, rows=7, pitch=1024)
+    cuda = FakeCuda(current=[0x100])
+    RowsMap(Driver(cuda), 0x1000, width=264, box_width=64, box_rows=16)(0x7F00, rows=7, pitch=1024)
     # 16-bit numbers in two dimensions; no interleaving, swizzle 3 (128 bytes), promotion to 256 bytes in L2, no fill but zeros
     assert cuda.named("map") == [(0x1000, 1, 2, 0x7F00, (264, 7), (1024,), (64, 16), (1, 1), (0, 3, 3, 0))]
 
 
 def test_only_another_matrix_is_encoded_again() -> None:
-    cuda = FakeCuda()
-    rows_map = RowsMap(Driver(cuda), 0x1000, width=64, box_rows=8)
+    cuda = FakeCuda(current=[0x100])
+    rows_map = RowsMap(Driver(cuda), 0x1000, width=64, box_width=64, box_rows=8)
     for base, rows, pitch in ((16, 3, 128), (16, 3, 128), (32, 3, 128), (32, 4, 128), (32, 4, 256), (32, 4, 256), (16, 3, 128)):
         rows_map(base, rows, pitch)
     assert [(call[3], call[4][1], call[5][0]) for call in cuda.named("map")] == [
@@ -31,14 +31,14 @@ def test_only_another_matrix_is_encoded_again() -> None:
 
 
 def test_one_row_needs_no_pitch() -> None:
-    cuda = FakeCuda()
-    RowsMap(Driver(cuda), 0x1000, width=64, box_rows=8)(16, rows=1, pitch=0)
+    cuda = FakeCuda(current=[0x100])
+    RowsMap(Driver(cuda), 0x1000, width=64, box_width=64, box_rows=8)(16, rows=1, pitch=0)
     assert cuda.named("map")[0][5] == (128,)
 
 
 def test_a_refusal_names_the_matrix_and_is_not_remembered_as_done() -> None:
-    cuda = FakeCuda(fail={"cuTensorMapEncodeTiled": 1})
-    rows_map = RowsMap(Driver(cuda), 0x1000, width=64, box_rows=8)
+    cuda = FakeCuda(current=[0x100], fail={"cuTensorMapEncodeTiled": 1})
+    rows_map = RowsMap(Driver(cuda), 0x1000, width=64, box_width=64, box_rows=8)
     with pytest.raises(LaunchError, match=r"a tensor map of 3 rows of 64 numbers, 100 bytes apart, at 0x10: cuTensorMapEncodeTiled failed"):
         rows_map(16, rows=3, pitch=100)
     cuda.fail.clear()

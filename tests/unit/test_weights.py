@@ -216,3 +216,15 @@ def test_from_values_wants_matching_experts() -> None:
     dense = QuantWeight.from_values(spec("int4"), codes[:1], torch.ones(1, 3, 1))
     assert dense.shape == (3, 8)
     assert QuantWeight.from_values(spec("int4"), codes[:1], torch.ones(1, 3, 1), experts=1).shape == (1, 3, 8)
+
+
+def test_scales_whose_products_leave_float32_are_refused() -> None:
+    """Kernels multiply in one order or another; an infinity in one of them only would be a wrong number."""
+    codes = torch.full((16, 32), 6, dtype=torch.uint8)
+    for code, fits in ((252, True), (253, False), (254, False)):
+        scales = torch.full((16, 1), code, dtype=torch.uint8)
+        if fits:
+            assert torch.isfinite(QuantWeight.from_values("mxfp4", codes, scales).dequantize()).all()
+        else:
+            with pytest.raises(BadInput, match=rf"scales times the largest fp4_e2m1 must be finite in float32; found .* at index \(0, 0, 0\)"):
+                QuantWeight.from_values("mxfp4", codes, scales)
