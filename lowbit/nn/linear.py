@@ -126,6 +126,7 @@ class Linear(nn.Module):
     ) -> None:
         out = gemm.out_name(act, out_dtype)
         gemm.check_act(act, out)
+        gemm.check_operands(layout)
         self.layout, self._natural = layout, layout.natural
         self.act, self.out, self.batch_invariant = act, out, batch_invariant
         self._name = str(self._natural.spec)  # what the traced op gets: tracing must not walk through the spec
@@ -179,7 +180,7 @@ class Linear(nn.Module):
         buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
         units, channel, bias, perm = buffers["units"], buffers["channel"], buffers["bias"], buffers["perm"]
         if out is not None:
-            gemm.check_into(out, x, self.layout.n, self.out, (units, channel, bias))
+            gemm.check_into(out, x, self.layout.n, self.out, (units, channel, bias, perm))
         if perm is not None:
             x = gemm.in_packed_order(x, perm)
         if units is None or not x.is_cuda or x.get_device() != units.get_device():
@@ -250,24 +251,31 @@ class Linear(nn.Module):
             missing, extra = (", ".join(sorted(names)) or "nothing" for names in (ours - here, here - ours))
             error_msgs.append(f"{prefix or 'Linear'}: a layer is loaded whole; missing: {missing}; not of this layer: {extra}")
             return
-        for name in ("units", "channel", "bias", "perm", "groups"):
-            own, new = self._buffers[name], state_dict.get(prefix + name)
-            if own is None or not isinstance(new, Tensor):
-                continue
-            if new.dtype != own.dtype or new.shape != own.shape:
-                error_msgs.append(
-                    f"{prefix}{name} must be {own.dtype} {tuple(own.shape)} for {self.layout.tag}; got {new.dtype} {tuple(new.shape)}"
-                )
-                return  # before anything is written
-            if name == "groups":
-                try:
-                    check_order(self.layout, state_dict[prefix + "perm"], new)
-                except BadInput as error:
-                    error_msgs.append(f"{prefix}perm, {prefix}groups: {error}")
-                    return
+        loaded = {name: state_dict[prefix + name] for name in ours - {"tag"}}
+        if fault := self._fault(loaded):  # found before anything is written
+            error_msgs.append(prefix + fault)
+            return
+        for name, new in loaded.items():
             state_dict[prefix + name] = gemm.aligned(new)  # of the copy that load_state_dict makes; matters where it assigns
         lists = (missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+
+    def _fault(self, loaded: dict[str, Any]) -> str:
+        """Why tensors are not those of this layer; empty if they are."""
+        for name, new in loaded.items():
+            own = self._buffers[name]
+            if not isinstance(new, Tensor) or new.is_meta:
+                return f"{name} must be a tensor with data; got {'a meta tensor' if isinstance(new, Tensor) else type(new).__name__}"
+            if own is not None and (new.dtype != own.dtype or new.shape != own.shape):
+                return f"{name} must be {own.dtype} {tuple(own.shape)} for {self.layout.tag}; got {new.dtype} {tuple(new.shape)}"
+            if new.is_floating_point() and not bool(torch.isfinite(new).all()):
+                return f"{name} must be finite; got {new[~torch.isfinite(new)][0].item()}"
+        if "groups" in loaded:
+            try:
+                check_order(self.layout, loaded["perm"], loaded["groups"])
+            except BadInput as error:
+                return f"perm, groups: {error}"
+        return ""
 
 
 def _index(device: torch.device) -> int:

@@ -290,13 +290,14 @@ def check_input(x: Tensor, k: int, act: str) -> None:
 def check_into(y: Tensor, x: Tensor, n: int, out: str, weights: tuple[Tensor | None, ...]) -> None:
     """One clear error for an output tensor of the caller's that kernels cannot write, or must not: what they read lies there.
 
-    Raises BadInput or BadType.
+    weights: units, channel, bias and, if there is one, perm. Raises BadInput or BadType.
     """
     check_into_form(y, x, n, out)
     if y.data_ptr() % 16:
         raise BadInput(f"out must begin at a multiple of 16 bytes, as new tensors do; got address {y.data_ptr():#x}")
     begin, end = _span(y)
-    for name, t in zip(("x", "the packed weights", "the channel scales", "the bias"), (x, *weights), strict=True):
+    names = ("x", "the packed weights", "the channel scales", "the bias", "the order of columns")
+    for name, t in zip(names, (x, *weights), strict=False):
         if t is not None and t.device == y.device:
             first, last = _span(t)
             if first < end and begin < last:
@@ -328,6 +329,12 @@ def _span(t: Tensor) -> tuple[int, int]:
     return begin, begin + t.element_size() * (
         1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
     )
+
+
+def check_operands(layout: Layout) -> None:
+    """Raises BadInput for weights packed for activations of another width: their codes lie elsewhere."""
+    if layout.operand_bits != 16:
+        raise BadInput(f"16-bit activations need weights packed for 16-bit operands; {layout.tag} is for {layout.operand_bits} bits")
 
 
 def check_act(act: str, out: str) -> None:
@@ -470,8 +477,7 @@ def matmul(
     name = out_name(act, out_dtype)
     check_act(act, name)
     layout = packed.layout
-    if layout.operand_bits != 16:
-        raise BadInput(f"16-bit activations need weights packed for 16-bit operands; {layout.tag} is for {layout.operand_bits} bits")
+    check_operands(layout)
     check_input(x, layout.k, act)
     if packed.experts is not None:
         raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")
@@ -481,7 +487,7 @@ def matmul(
         x = in_packed_order(x, packed.perm)
         return traced(x, packed.units, packed.channel, bias, packed.name, layout.n, act, name, out, batch_invariant)
     if out is not None:
-        check_into(out, x, layout.n, name, (packed.units, packed.channel, bias))
+        check_into(out, x, layout.n, name, (packed.units, packed.channel, bias, packed.perm))
     x = in_packed_order(x, packed.perm)
     return run(x, packed.units, packed.channel, bias, layout.natural, act, name, out, batch_invariant)
 

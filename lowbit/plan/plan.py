@@ -131,6 +131,8 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
         return tuple(reasons)
     if plan.family not in FAMILIES:
         return (f"family {plan.family!r} is none of {', '.join(FAMILIES)}",)
+    if plan.family == "stream_wgmma" and not arch.wgmma:
+        return (f"stream_wgmma multiplies by wgmma, which only Hopper (sm_90a) has; {arch.name} has none",)
     for name in (
         "tokens",
         "warp_blocks",
@@ -247,8 +249,6 @@ def _illegal_stream(problem: Problem, plan: Plan) -> list[str]:
 def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
     reasons = []
     smem = smem_map(problem, plan)
-    if not problem.arch.wgmma:
-        reasons.append(f"{problem.arch.name} has no wgmma: it is Hopper's (sm_90a)")
     if plan.row_warps % 4:
         reasons.append(f"a warpgroup is four warps: row_warps must be a multiple of 4; got {plan.row_warps}")
         return reasons

@@ -19,6 +19,7 @@ from lowbit.quantize.rtn import (
     fitting_scale,
     join_blocks,
     nearest_codes,
+    refuse_vanishing,
     round_scale,
     split_blocks,
     zero_points,
@@ -92,7 +93,10 @@ def _fit(spec: WeightSpec, blocks: Tensor, lo: Tensor, hi: Tensor) -> _Fit:
     else:
         # Integers round scales up: saturating by more than half a step would break their error bound. Floats have
         # their largest steps at the end of the range anyway, and gain from the nearest scale.
-        scales = round_scale(spec.scale, fitting_scale(spec.value, spec.zero, lo, hi), up=spec.value.is_int)
+        wanted = fitting_scale(spec.value, spec.zero, lo, hi)
+        if spec.scale2 == "none":
+            refuse_vanishing(spec.scale, wanted)
+        scales = round_scale(spec.scale, wanted, up=spec.value.is_int)
     decoded = spec.scale.decode(scales)
     zeros = zero_points(spec.value, spec.zero, lo, decoded)
     return _Fit(scales, zeros, nearest_codes(spec.value, blocks, decoded, zeros))

@@ -86,6 +86,14 @@ def round_scale(scale: DType, wanted: Tensor, *, up: bool) -> Tensor:
     return (patterns + short).view(codes.dtype)
 
 
+def refuse_vanishing(scale: DType, wanted: Tensor) -> None:
+    """Raises BadInput where `wanted` (float32, positive) all lie below the format: single blocks may vanish beside larger ones, all may not."""
+    least = 2.0**-24 if scale.name == "fp16" else min((v for v in scale.values if v > 0), default=0.0) if scale.bits <= 8 else 0.0
+    if least > 2.0**-60 and bool((wanted < least / 2).all()):
+        raise BadInput(f"no scale above {wanted.max().item():.4g} is needed, but {scale} begins at {least:.4g}: all weights would become 0; "
+                       f"use wider scales or a second level")  # fmt: skip
+
+
 def zero_points(value: DType, zero: Zero, lo: Tensor, scales: Tensor) -> Tensor | None:
     """What to add to weight / scale to get a code, so that `lo` becomes the least code: int16, float32 or None."""
     if zero == "none":

@@ -45,6 +45,16 @@ class Row:
     fault: str = ""
     layer: str = ""  # what models call it
 
+    def check(self) -> None:
+        """Raises ValueError for what no measurement gives: a file may be damaged."""
+        texts = (self.provider, self.spec, self.act, self.fault, self.layer)
+        counts = (self.n, self.k, self.m, self.moved_bytes)
+        times = [v for v in (self.floor_us, self.us, self.error) if v is not None]
+        if not all(isinstance(t, str) for t in texts) or not all(isinstance(c, int) and c > 0 for c in counts):
+            raise ValueError(f"a row needs texts and positive counts; got {self}")
+        if not all(isinstance(v, (int, float)) and math.isfinite(v) and v >= 0 for v in times) or self.us == 0 or not self.floor_us:
+            raise ValueError(f"times and errors are positive numbers; got {self}")
+
     @property
     def quantised(self) -> bool:
         return self.spec != self.act
@@ -172,9 +182,13 @@ class Results:
                 )
             names = [field.name for field in fields(Row)]
             rows = tuple(Row(**{name: row[name] for name in names}) for row in found["rows"])
+            for row in rows:
+                row.check()
             facts = {name: value for name, value in found.items() if name not in ("format", "rows", "summary")}
             if set(FACTS) - set(facts):
                 raise KeyError(*sorted(set(FACTS) - set(facts))[:1])
+            if not isinstance(facts["versions"], dict) or not {"lowbit", "torch"} <= facts["versions"].keys():
+                raise ValueError("versions must name lowbit and torch")
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, LowbitError):
                 raise

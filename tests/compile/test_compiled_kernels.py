@@ -97,7 +97,7 @@ def extremes(chip: str) -> Iterator[tuple[Problem, Plan]]:
 
 
 def swept(chip: str, everything: bool) -> Iterator[tuple[Problem, Plan]]:
-    """The sweep over all formats, with the best plans of both families for layers of real sizes."""
+    """The sweep over all formats, with the best plans of all families for layers of real sizes."""
     for i, pick in enumerate(pick for pick in sweep(everything) if pick.arch.name == chip):
         n, k = SHAPES[i % len(SHAPES)]
         problem = problem_of(pick.spec, n, k, chip, pick.act, pick.out)

@@ -134,6 +134,8 @@ def test_act_order_gives_every_column_its_own_group(name: str, chip: str, act: s
     """One-hot tokens, scales by powers of two of their own: exact, for full groups and for a slice with unequal and empty ones."""
     n, k, random = 37, 133, torch.Generator().manual_seed(5)
     spec = lowbit.WeightSpec.parse(name)
+    if spec.zero == "float" and plan.family == "stream_wgmma":
+        plan = SMALL  # that family has no float zero points
     full = torch.arange(k) // spec.k
     few = torch.randint(0, 4, (k,), generator=random) * 2
     for g_idx in (full, full[torch.randperm(k, generator=random)], few):

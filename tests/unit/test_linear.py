@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch._dynamo
 from torch import Tensor
 
 import lowbit
+from lowbit.errors import BadInput
 from lowbit.jit.cache import Cache
 from lowbit.ops import gemm
 from lowbit.testing.tolerance import bound
@@ -473,3 +475,41 @@ def test_layers_on_a_gpu_are_refused_at_construction(monkeypatch: pytest.MonkeyP
     finally:
         gemm.device_arch.cache_clear()
         gemm.runner.cache_clear()
+
+
+def test_weights_packed_for_another_operand_width_are_refused() -> None:
+    """Their bytes are as many, but lie elsewhere: a layer that took them would give wrong numbers."""
+    packed = lowbit.pack(lowbit.quantize(torch.randn(48, 256), "int4_g128"), 8)
+    for build in (lambda: lowbit.Linear.like(packed.layout.tag), lambda: lowbit.Linear.like(packed.layout)):
+        with pytest.raises(BadInput, match=r"weights packed for 16-bit operands; .* is for 8 bits"):
+            build()
+
+
+@pytest.mark.parametrize(("name", "change", "words"), [
+    ("units", lambda t: [1, 2], "units must be a tensor with data; got list"),
+    ("units", lambda t: t.to("meta"), "units must be a tensor with data; got a meta tensor"),
+    ("bias", lambda t: None, "bias must be a tensor with data; got NoneType"),
+    ("bias", lambda t: t * float("nan"), "bias must be finite; got nan"),
+    ("channel", lambda t: t / 0, "channel must be finite; got inf"),
+    ("perm", lambda t: t.to("meta"), "perm must be a tensor with data; got a meta tensor"),
+    ("perm", lambda t: torch.zeros_like(t), "perm must hold each of the 256 columns once"),
+])  # fmt: skip
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_damaged_state_dict_changes_nothing(name: str, change: Callable[[Tensor], object], words: str, assign: bool) -> None:
+    spec = {"channel": "int8", "perm": "int4_g128_ao"}.get(name, "int4_g128")
+    weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(1)).abs() + 0.1
+    layer, other = (lowbit.Linear(lowbit.quantize(w, spec), bias=torch.ones(48)) for w in (weight, weight * 2))
+    before = {key: t.clone() for key, t in layer.state_dict().items()}
+    state = other.state_dict()
+    state[name] = change(state[name])
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=words):
+            layer.load_state_dict(dict(state), strict=strict, assign=assign)
+        assert all(torch.equal(t, before[key]) for key, t in layer.state_dict().items())
+
+
+def test_an_output_over_the_order_of_columns_is_refused() -> None:
+    layer = lowbit.Linear(lowbit.quantize(torch.randn(64, 256), "int4_g128_ao"))
+    over = layer.perm.view(torch.bfloat16)[:256].view(4, 64)
+    with pytest.raises(BadInput, match="out must not share memory with the order of columns"):
+        layer(torch.ones(4, 256, dtype=torch.bfloat16), out=over)

@@ -228,7 +228,7 @@ BAD: list[tuple[Problem, Plan, str]] = [
     (LAYER, replace(STREAM, split=4, k_warps=4), "4 x 4 parts of k exceed its 8 blocks of 128"),
     (LAYER, replace(STREAM, row_warps=3, split=8), "split 8 must divide the 12 row quads of a tile"),
     (LAYER, replace(STREAM, tokens=32, stages=1), "partial sums of 32 tokens do not fit the ring of 1 stages"),
-    (NARROW, WGMMA, "sm_86 has no wgmma: it is Hopper's (sm_90a)"),
+    (NARROW, WGMMA, "stream_wgmma multiplies by wgmma, which only Hopper (sm_90a) has; sm_86 has none"),
     (LAYER, replace(WGMMA, row_warps=6), "row_warps must be a multiple of 4; got 6"),
     (LAYER, replace(WGMMA, row_warps=64), "a block has 15 named barriers, one a warpgroup; 128 warps are 32 warpgroups"),
     (LAYER, replace(WGMMA, warp_blocks=4), "warp_blocks must be 1 or 2; got 4"),

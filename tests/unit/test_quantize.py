@@ -354,3 +354,12 @@ def test_weights_that_are_not_finite_are_named(bad: float, name: str) -> None:
 def test_wrong_arguments_are_refused(w: Tensor, name: str, error: type[Exception], rule: str) -> None:
     with pytest.raises(error, match=rule):
         quantize(w, name)
+
+
+@pytest.mark.parametrize(("spec", "size"), [("int4_g32_e4m3", 1e-4), ("int4_g32_fp16", 1e-9)])
+def test_weights_below_all_scales_are_refused_not_lost(spec: str, size: float) -> None:
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)) * size
+    with pytest.raises(BadInput, match="all weights would become 0; use wider scales or a second level"):
+        quantize(weight, spec)
+    weight[0, :32] = 1.0  # beside larger ones, small ones may vanish
+    assert (quantize(weight, spec).dequantize()[0, :32] - 1).abs().max() < 0.1

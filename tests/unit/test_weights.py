@@ -226,5 +226,5 @@ def test_scales_whose_products_leave_float32_are_refused() -> None:
         if fits:
             assert torch.isfinite(QuantWeight.from_values("mxfp4", codes, scales).dequantize()).all()
         else:
-            with pytest.raises(BadInput, match=rf"scales times the largest fp4_e2m1 must be finite in float32; found .* at index \(0, 0, 0\)"):
+            with pytest.raises(BadInput, match=r"scales times the largest fp4_e2m1 must be finite in float32; found .* at index \(0, 0, 0\)"):
                 QuantWeight.from_values("mxfp4", codes, scales)
