@@ -479,6 +479,24 @@ def test_other_files_are_refused(content: str, words: str, tmp_path: Path) -> No
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "value"), [("us", "fast"), ("us", 0), ("us", float("nan")), ("m", None), ("m", 0), ("floor_us", -1.0), ("spec", 4)])
+def test_a_damaged_row_is_refused_before_anything_is_shown(name: str, value: object, tmp_path: Path) -> None:
+    found = json.loads(results(*TABLE).to_json())
+    found["rows"][1][name] = value
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(found))
+    with pytest.raises(BadInput, match="positive"):
+        Results.from_json(path)
+
+
+def test_versions_must_name_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for versions in ("1.0", {"torch": "2.11"}):
+        path.write_text(json.dumps({**json.loads(results(*TABLE).to_json()), "versions": versions}))
+        with pytest.raises(BadInput, match="versions must name lowbit and torch"):
+            Results.from_json(path)
+
+
 # ---- what is compared -----------------------------------------------------------------------------------------------
 
 
