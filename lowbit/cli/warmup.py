@@ -43,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compile, and list what there is now."""
     from lowbit import api
-    from lowbit.jit.compile import compiler_for
     from lowbit.ops.gemm import check_act, problem_of
     from lowbit.problem import check
 
@@ -54,9 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
     for layout in layouts:
         for arch in archs:
             check(layout.spec, arguments.act, arch)
-    for arch in archs:
-        if arch.target:
-            compiler_for(arch.name, arch.target)  # refused before anything is compiled
     invariant = arguments.batch_invariant
     problems = [problem_of(layout, arguments.act, out, arch, invariant) for layout in layouts for arch in archs]
     kernels = api.warmup_problems(problems, arguments.max_m, progress("compiling"), arguments.freeze)
