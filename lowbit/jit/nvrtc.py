@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from lowbit.errors import Unsupported
 from lowbit.jit.source import Source
-from lowbit.jit.toolkit import find_nvrtc
+from lowbit.jit.toolkit import builtins_beside, find_nvrtc
 
 
 class Nvrtc:
@@ -29,6 +29,8 @@ class Nvrtc:
         obstacles = []
         for candidate in [path] if path else find_nvrtc():
             try:
+                for builtins in builtins_beside(candidate):
+                    ctypes.CDLL(builtins)
                 return cls(ctypes.CDLL(candidate))
             except (OSError, AttributeError, Unsupported) as error:
                 obstacles.append(str(error))

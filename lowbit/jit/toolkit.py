@@ -16,8 +16,8 @@ from pathlib import Path
 def find_nvrtc(search_path: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Iterator[str]:
     """Names to try as libnvrtc, best first: wheels of the interpreter, then toolkits, then what the loader knows.
 
-    Wheels come as full paths, since libnvrtc opens its builtins library beside itself. Among several wheels the one of
-    PyTorch's own CUDA version is first: the driver that runs that PyTorch takes its cubins.
+    Wheels come as full paths. Among several wheels the one of PyTorch's own CUDA version is first: the driver that runs that PyTorch
+    takes its cubins.
     """
     folders = [Path(entry) for entry in (sys.path if search_path is None else search_path) if entry]
     wheels = [library for folder in folders for library in _libraries(folder, ("nvidia/*/lib", "torch/lib"))]
@@ -26,6 +26,16 @@ def find_nvrtc(search_path: Sequence[str] | None = None, environ: Mapping[str, s
     for root in toolkit_roots(environ):
         yield from map(str, _libraries(root, ("lib64", "lib", "targets/*/lib")))
     yield from ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+
+
+def builtins_beside(library: str) -> list[str]:
+    """The builtins libraries in the folder of a libnvrtc that is named by its path, to be loaded before it.
+
+    It opens them by name when it first compiles, and the one of the 13.0 wheels does not look beside itself.
+    """
+    path = Path(library)
+    found = path.parent.glob("libnvrtc-builtins*.so*") if path.is_absolute() else ()
+    return sorted(str(found) for found in found if ".alt." not in found.name)
 
 
 def find_nvcc(environ: Mapping[str, str] | None = None) -> str | None:

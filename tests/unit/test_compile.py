@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from lowbit.errors import BadInput, CompileError, Unsupported
 from lowbit.jit import compile as compile_module
 from lowbit.jit.compile import UNKNOWN, compile_source, compiler_for, find_compiler, read_report
 from lowbit.jit.nvcc import Nvcc
+from lowbit.jit.nvrtc import Nvrtc
 from lowbit.jit.source import gather_headers
-from lowbit.jit.toolkit import find_nvcc, find_nvrtc, toolkit_roots
+from lowbit.jit.toolkit import builtins_beside, find_nvcc, find_nvrtc, toolkit_roots
 
 
 @pytest.fixture
@@ -120,6 +122,27 @@ def test_the_wheel_of_pytorchs_own_cuda_version_is_first(tmp_path: Path, version
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/version.py").write_text(f"debug = False\n{version}\ncuda_other = '11'\n")
     assert next(find_nvrtc([str(tmp_path)], {})) == libraries[first]
+
+
+def test_builtins_beside_a_library_are_loaded_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libnvrtc of some wheels looks for them only where the loader does."""
+    names = ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0", "libnvrtc.alt.so.13")
+    for name in names:
+        (tmp_path / name).touch()
+    assert builtins_beside(str(tmp_path / names[0])) == [str(tmp_path / names[1])]
+    assert builtins_beside("libnvrtc.so.13") == []
+    loaded: list[str] = []
+
+    def load(path: str) -> object:
+        loaded.append(path)
+        if path.endswith(names[0]):
+            raise OSError("a file without content")
+        return object()
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    with pytest.raises(Unsupported, match="a file without content"):
+        Nvrtc.open(str(tmp_path / names[0]))
+    assert [Path(path).name for path in loaded] == [names[1], names[0]]
 
 
 def test_stray_characters_in_cuda_home_do_no_harm(tmp_path: Path) -> None:
