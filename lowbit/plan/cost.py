@@ -16,7 +16,6 @@ CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 4 or 8 can fil
 CLOCK_MHZ = 1755.0
 
 
-
 @dataclass(frozen=True)
 class Rates:
     """The coefficients of a streaming family."""
