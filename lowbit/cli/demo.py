@@ -237,13 +237,14 @@ def _on_gpu(linear: Linear, x: Tensor) -> tuple[Tensor, float]:
 def _judged(job: Job, x: Tensor, y: Tensor, kernel: Compiled | None, us: float | None) -> Row:
     """The row of one product, its errors measured."""
     from lowbit.api import floor_us
-    from lowbit.plan.plan import launch_geometry
+    from lowbit.plan.plan import launch_geometry, rounds
     from lowbit.testing.tolerance import bound, operand_rounding
 
     problem, plan, bias = job.problem, job.plan, job.linear.bias
+    rounding = operand_rounding(problem.spec, problem.act, rounds(problem, plan))
     exact, original = (x.double() @ weight.double().T for weight in (job.w, job.layer.weight))
     right = exact if bias is None else exact + bias.double()
-    allowed = bound(x, job.w, bias, y.dtype, level=problem.arch.level, rounding=operand_rounding(problem.spec, problem.act))
+    allowed = bound(x, job.w, bias, y.dtype, level=problem.arch.level, rounding=rounding)
     return Row(
         layer=job.layer.name,
         shape=f"{problem.n}x{problem.k}",

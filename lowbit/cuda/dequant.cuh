@@ -215,6 +215,10 @@ struct ScaleF32 {
 struct ScaleBf16 {
     static constexpr int kBytes = 2;
     HW_FN static float value(const u32* w, int i) { return as_f32(i & 1 ? w[i / 2] & 0xffff0000 : w[i / 2] << 16); }
+    template <class Operand> HW_FN static u32 operand(const u32* w, int i) {
+        static_assert(Bits<Operand>::kExponent == 8);
+        return prmt(w[i / 2], 0, i & 1 ? 0x3232 : 0x1010);
+    }
 };
 struct ScaleF16 {
     static constexpr int kBytes = 2;
@@ -257,8 +261,9 @@ template <class Scale, int kSteps, int kGroups> struct UnitScales {
         if constexpr (kBytes == 2) w[0] = ld_shared_u16(at);
         if constexpr (kBytes == 4) w[0] = ld_shared_u32(at);
         if constexpr (kBytes == 8) { const U2 v = ld_shared_v2(at); w[0] = v.x; w[1] = v.y; }
-        if constexpr (kBytes >= 16)
+        if constexpr (kBytes >= 16) {
             HW_UNROLL for (u32 i = 0; i < kWords; i += 4) { const U4 v = ld_shared_v4(at + 4 * i); w[i] = v.x; w[i + 1] = v.y; w[i + 2] = v.z; w[i + 3] = v.w; }
+        }
     }
     HW_FN auto get(int group, int half) const { return Scale::value(w, 2 * group + half); }
     template <class Operand> HW_FN u32 operand(int group, int half) const { return Scale::template operand<Operand>(w, 2 * group + half); }

@@ -35,11 +35,21 @@ template <class C, int kRowBlocks> struct Weights {
         return kGrouped && v % kVectorsPerGroup == kVectorsPerGroup - 1 && (step * 16 + 16) % smaller(kStep, kVectorK) == 0;
     }
     HW_FN void load(const u32 (&smem_unit)[kRowBlocks], int v) {
+        load_operands(smem_unit, v);
+        load_sums(smem_unit, v);
+    }
+    HW_FN void load_operands(const u32 (&smem_unit)[kRowBlocks], int v) {  // what `fragment` needs
         HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) codes[r].load(smem_unit[r], v);
         if (kGrouped && v % kVectorsPerGroup == 0)
             HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) {
-                scales[r].load(smem_unit[r] + C::kCodeBytes, v / kVectorsPerGroup);
+                if constexpr (C::kFold) scales[r].load(smem_unit[r] + C::kCodeBytes, v / kVectorsPerGroup);
                 if constexpr (C::kZero == kIntZero) int_zeros[r].load(smem_unit[r] + C::kCodeBytes + C::kScaleBytes, v / kVectorsPerGroup);
+            }
+    }
+    HW_FN void load_sums(const u32 (&smem_unit)[kRowBlocks], int v) {  // what `add` needs
+        if (kSums && v % kVectorsPerGroup == 0)
+            HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) {
+                scales[r].load(smem_unit[r] + C::kCodeBytes, v / kVectorsPerGroup);
                 if constexpr (C::kZero == kFloatZero) float_zeros[r].load(smem_unit[r] + C::kCodeBytes + C::kScaleBytes, v / kVectorsPerGroup);
             }
     }
@@ -50,8 +60,9 @@ template <class C, int kRowBlocks> struct Weights {
                 if constexpr (C::kFold) factor[r][h] = scales[r].template operand<typename C::Operand>(group(step), h);
             }
         Convert::step(a, codes[r], step, minus[r]);
-        if constexpr (C::kFold)
+        if constexpr (C::kFold) {
             HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = C::Operand::fma(a[i], factor[r][i & 1], kMinusZero);
+        }
     }
     // The sum of a group, in register e of a tile, to its accumulator.
     HW_FN void add(float& acc, float part, float x_sum, int r, int group, int e) const {

@@ -45,5 +45,5 @@ struct F16 {
 
 struct F32 { static constexpr u32 kBytes = 4; };  // output only
 
-template <class T> HW_FN T smaller(T a, T b) { return a < b ? a : b; }
+template <class T> HW_FN constexpr T smaller(T a, T b) { return a < b ? a : b; }
 }  // namespace lowbit

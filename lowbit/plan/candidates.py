@@ -19,7 +19,7 @@ BUCKETS = (
     64,
     128,
 )  # one kernel serves all M up to each of these, the last all beyond: six kernels a layer
-LAST_M = 512  # what the last bucket's kernel is chosen for
+LAST_M = 2048  # what the last bucket's kernel is chosen for: many waves of blocks, as most of what it serves
 STREAM_TOKENS = 32  # the largest token tile of `stream`
 _ROW_WARPS = (1, 2, 3, 4, 5, 7, 8, 9, 14, 15)  # also odd ones, so that some row tile fills the SMs in one balanced wave
 _FLIGHT = 48 * 1024  # bytes of weights in flight that an SM needs; beyond 200 KB more never helped (H200)
@@ -102,12 +102,10 @@ def _stream_wgmma(problem: Problem, tokens: int) -> Iterator[Plan]:
 
 def _tile(tokens: int) -> Iterator[Plan]:
     # Narrow token tiles let all warps share the rows; wide ones split tokens, so that each conversion serves more products.
-    shapes = (
-        ((8, 1, 1), (4, 1, 2), (4, 1, 1), (2, 1, 2), (2, 1, 1))
-        if tokens < 64
-        else ((4, 2, 2), (2, 4, 2), (2, 2, 2), (4, 2, 1), (2, 2, 1))
-    )
-    for (row_warps, token_warps, warp_blocks), stages, blocks_per_sm in product(shapes, (4, 3, 2), (1, 2)):
+    narrow = ((8, 1, 1), (4, 1, 1), (4, 2, 2), (4, 1, 2), (2, 2, 2), (2, 2, 1), (2, 1, 2), (2, 1, 1))
+    wide = ((4, 2, 4), (4, 1, 4), (8, 1, 2), (4, 2, 2), (4, 1, 2), (8, 1, 1), (2, 4, 2), (2, 2, 4), (2, 2, 2), (2, 2, 1))
+    shapes = wide if tokens >= 64 else narrow
+    for (row_warps, token_warps, warp_blocks), stages, blocks_per_sm in product(shapes, (4, 3, 2), (1, 2, 3)):
         yield Plan(
             "tile_mma",
             tokens,

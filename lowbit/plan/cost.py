@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowbit.plan.plan import RESERVED_SMEM, Plan, layout_of, natural_registers, register_limit, smem_map
+from lowbit.plan.plan import RESERVED_SMEM, Plan, folds, layout_of, natural_registers, register_limit, smem_map
 from lowbit.problem import Problem
 
 CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 4 or 8 can fill, 120 of 132; clusters of 2 fill all
@@ -57,9 +57,24 @@ RATES = {
     ),
 }  # fmt: skip
 
-TILE_START_US = 2.07
-TILE_EFFICIENCY = 0.55  # of the mma.sync peak that tile_mma reaches, roughly
-TILE_STAGE_US = 0.45  # a 128-k step of one block on an otherwise idle SM
+@dataclass(frozen=True)
+class TileRates:
+    """The coefficients of tile_mma, cycles of an SM's sub-core unless said otherwise. Fitted to 1900 timings on an H200
+    (docs/notes/2026-12-01-tile-mma.md)."""
+
+    start_us: float = 2.0
+    mma: float = 0.91  # products at the chip's mma.sync rate
+    issue: float = 1.0  # an issue slot
+    copy: float = 11.6  # 16-byte copies of a warp
+    smem: float = 0.446  # 128 bytes of shared memory read or written, by the SM
+    exposed: float = 0.94  # share of all but the longest of products, issue slots and shared memory that is not hidden ...
+    overlap: float = 0.36  # ... with one warp a sub-core; divided by their number to this power
+    stage: float = 98.0  # the path through a stage of 128 k: so much, and ...
+    alone: float = 1.01  # ... this share of products and issue slots, however few warps there are
+    latency: float = 667.0  # until a copy is there; blocks of an SM hide it from each other
+
+
+TILE = TileRates()
 
 # Issue slots of a weight's conversion against int4's 36 for 32 weights. Integers of 1, 2, 4 and 8 bits: measured alike.
 _INTEGER = {1: 1.0, 2: 1.0, 3: 1.15, 4: 1.0, 5: 1.35, 6: 1.3, 7: 1.45, 8: 1.0}
@@ -150,17 +165,32 @@ def _stream(problem: Problem, plan: Plan, m: int, rates: Rates) -> Cost:
 
 
 def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
-    arch, layout = problem.arch, layout_of(problem)
-    row_tiles, token_tiles = -(-problem.n // plan.tile_rows), -(-m // plan.tokens)
+    arch, layout, rates = problem.arch, layout_of(problem), TILE
+    blocks = -(-problem.n // plan.tile_rows) * -(-m // plan.tokens)
     room = _room(problem, plan)
-    rounds = -(-row_tiles * token_tiles // (arch.sms * room))
+    per_sm = -(-blocks // arch.sms)
+    resident = min(per_sm, room)
+    rounds = -(-blocks // (arch.sms * resident))
+    warps = plan.warps / 4  # a sub-core
+    tiles = -(-plan.tokens // (8 * plan.token_warps))
+    stage_bytes = smem_map(problem, plan).stage
+
+    products = warps * 8 * plan.warp_blocks * tiles
+    slots = warps * 8 * plan.warp_blocks * (10 * _convert(problem) + 4 * folds(problem, plan))
+    if layout.grouped and not folds(problem, plan):
+        slots += warps * plan.warp_blocks * tiles * 6 * 128 / layout.step  # sums of groups
+    slots += warps * 8 * -(-tiles // 2)
+    moves = plan.row_warps * plan.tokens * 256 + plan.token_warps * plan.tile_rows // 16 * layout.unit_bytes + stage_bytes
+    mma = rates.mma * products * 4096 * 4 * arch.sms * CLOCK_MHZ / (arch.mma_tflops * 1e6)  # one is of 16 rows, 8 tokens, 16 k
+    issue = rates.issue * (slots + products) + rates.copy * stage_bytes / 2048
+    parts = [mma * resident, issue * resident, rates.smem * moves / 128 * resident]
+    stage = max(parts) + rates.exposed * (sum(parts) - max(parts)) / (resident * warps) ** rates.overlap
+    stage = max(stage, rates.stage + rates.alone * (mma + issue))
+    ahead = plan.stages - 2 + (0.5 if plan.stages == 2 else 0.14)  # stages that pass between a copy and its use
+    stage += max(0.0, rates.latency - ahead * stage) / resident
+    work = rounds * layout.k_blocks * stage / CLOCK_MHZ
     memory = layout.expert_bytes / (arch.read_gbs * 1e3)
-    flops_per_block = 2.0 * plan.tile_rows * plan.tokens * layout.k_blocks * 128
-    per_us = arch.mma_tflops * 1e6 / arch.sms * TILE_EFFICIENCY
-    # Each token warp converts the same weights anew.
-    convert = 1.0 + 2.0 * plan.token_warps * _convert(problem) / (plan.tokens / 8)
-    work = rounds * max(
-        room * flops_per_block * convert / per_us, layout.k_blocks * TILE_STAGE_US / max(1, plan.stages - 2)
-    )
-    fixed = TILE_START_US
-    return Cost(max(memory, work) + 0.1 * min(memory, work) + fixed, memory, 0.0, work, 0.0, fixed)
+    ring = resident * plan.stages * plan.tile_rows // 16 * layout.unit_bytes
+    stream = memory * (1 + RATES["stream"].flight_bytes / ring) / RATES["stream"].sm_rate
+    longest = max(memory, work, stream)
+    return Cost(longest + 0.1 * min(memory, work) + rates.start_us, memory, stream, work, 0.0, rates.start_us)

@@ -171,6 +171,8 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
         "tile of the smallest plan": Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2),
         "one token warp": Plan("tile_mma", 16, 1, 4, token_warps=1, stages=2),
         "tile of a whole panel": Plan("tile_mma", 64, 2, 4, token_warps=2, stages=2),
+        "an odd number of token tiles": Plan("tile_mma", 24, 1, 4, stages=2),
+        "one token tile": Plan("tile_mma", 8, 2, 2, stages=2),
     }
     if arch.wgmma:
         plans |= {
@@ -197,3 +199,6 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
         for spec in ("int4_g128", "nvfp4", "int8"):
             # nine blocks of 128 wrap every ring above, and leave cut k uneven
             yield Case(name, spec, 104, 1144, (1, plan.tokens + 1), act, plan=plan)
+    panels = Plan("tile_mma", 64, 4, 4, stages=2)  # whose scales act in the operand wherever they can
+    for spec, n in (("int4_g128", 216), ("nvfp4", 296), ("int8", 392), ("uint4z_g32", 216), ("int4_g64_e4m3", 56)):
+        yield Case("tile of two panels", spec, n, 408, (1, 65), act, plan=panels)

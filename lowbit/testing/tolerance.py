@@ -2,10 +2,11 @@
 
 Knows how tensor cores add and how numbers are rounded; it must not know plans or which kernel is judged.
 
-Operands are exact: codes become 16-bit numbers without an error, and products of 16-bit numbers fit the sums below. Codebooks
-alone have entries that are no 16-bit numbers: `operand_rounding` R is their largest relative error, at most 2^-8 (bf16) or 2^-11
-(fp16) unless an entry is a subnormal operand, and R T is theirs. What is left, with T = sum over k of |x w|, of the operands (1 + R)
-times that of w, which no partial sum exceeds:
+Operands are exact: codes become 16-bit numbers without an error, and products of 16-bit numbers fit the sums below. Two things
+make them differ from w by a relative error of up to R, `operand_rounding`: codebooks have entries that are no 16-bit numbers, at
+most 2^-8 (bf16) or 2^-11 (fp16) unless an entry is a subnormal operand; and plans may round weights times scales to bf16
+(`plan.rounds`), 2^-8. So R T is theirs. What is left, with T = sum over k of |x w|, of the operands (1 + R) times that of w, which
+no partial sum exceeds:
 
 1. Tensor cores add blocks of products to the accumulator. Every term is cut toward zero `fraction` bits below the
    largest exponent and so loses less than 2^-fraction T; a block has `size` products and the accumulator. Its result is
@@ -31,12 +32,16 @@ _SUMS = ((90, 16, 25), (80, 8, 24), (0, 4, 24))  # from this capability x 10 on:
 _FRACTION = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}  # stored fraction bits of the output types
 
 
-def operand_rounding(spec: WeightSpec, act: str) -> float:
-    """The largest relative error of a weight that kernels multiply with `act` activations: 0 but for codebooks."""
+def operand_rounding(spec: WeightSpec, act: str, scaled: bool = False) -> float:
+    """The largest relative error of a weight that kernels multiply with `act` activations: 0 but for codebooks, and where
+    group scales multiply operands that cannot hold the product (`scaled`, which `plan.rounds` says of a plan).
+    """
+    scales = 2.0**-8 if scaled else 0.0
     if spec.value.kind != "codebook":
-        return 0.0
+        return scales
     exact, rounded = torch.tensor(spec.value.codebook).double(), rounded_codebook(spec.value, act).double()
-    return float(((rounded - exact).abs() / exact.abs().clamp_min(torch.finfo(torch.float32).tiny)).max())
+    entries = float(((rounded - exact).abs() / exact.abs().clamp_min(torch.finfo(torch.float32).tiny)).max())
+    return entries + scales * (1 + entries)
 
 
 def bound(

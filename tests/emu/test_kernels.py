@@ -19,7 +19,7 @@ from lowbit.arch import arch
 from lowbit.dtypes import codebook
 from lowbit.layout.pack import PackedWeight, pack
 from lowbit.plan.choose import BUCKETS, choose
-from lowbit.plan.plan import FAMILIES, Plan, folds, illegal
+from lowbit.plan.plan import FAMILIES, Plan, folds, illegal, rounds
 from lowbit.problem import Problem, rounded_codebook
 from lowbit.testing import cases, emulate, tolerance
 from lowbit.weights import QuantWeight, WeightSpec
@@ -406,7 +406,7 @@ def compare(run: Run, seeds: Sequence[int]) -> None:
     y = run(x, packed, bias, seeds[0])
     want = x.double() @ w.double().T + (0 if bias is None else bias.double())
     limit = tolerance.bound(x, w, bias, y.dtype, level=arch(run.chip).level,
-                            rounding=tolerance.operand_rounding(WeightSpec.parse(run.spec), run.act))  # fmt: skip
+                            rounding=tolerance.operand_rounding(WeightSpec.parse(run.spec), run.act, rounds(run.problem, run.plan)))  # fmt: skip
     error = (y.double() - want).abs()
     worst = (error / limit).max().item()
     assert worst <= 1, (run, worst)
