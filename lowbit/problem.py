@@ -47,6 +47,11 @@ class Problem:
         return self.spec.zero == "none" and exact_products(self.spec.value, self.spec.scale, self.act)
 
     @property
+    def merges(self) -> bool:
+        """Folding is free: the scale joins the factor that a float's conversion multiplies with. As `kMerges` in cuda/dequant.cuh."""
+        return self.folds and self.spec.scale.specials != "e8m0"
+
+    @property
     def out_bytes(self) -> int:
         """Of an element of y."""
         return OUTPUTS[self.out]
@@ -59,11 +64,16 @@ class Problem:
 
 @cache
 def exact_products(value: DType, scale: DType, act: str) -> bool:
-    """Every product of a value and a scale that float32 can hold is an operand of type `act`, so multiplying rounds nothing."""
+    """Every product of a value and a scale that float32 can hold is an operand of type `act`, so multiplying rounds nothing.
+
+    But for e8m0 scales, operands lack the power of two that all scales are below twice of: it is taken back on fp32.
+    """
     if value.is_int or value.kind == "codebook" or scale.bits > 8 or (act == "fp16" and scale.specials == "e8m0"):
         return False
     values = torch.tensor([v for v in value.values if math.isfinite(v)], dtype=torch.float64)
     scales = torch.tensor([v for v in scale.values if math.isfinite(v)], dtype=torch.float64)
+    if scale.specials != "e8m0":
+        scales = scales / 2.0 ** (1 << (scale.exponent - 1))
     products = (values[:, None] * scales).flatten()
     products = products[products.abs() <= torch.finfo(torch.float32).max]
     operand = torch.bfloat16 if act == "bf16" else torch.float16

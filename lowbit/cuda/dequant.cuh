@@ -151,6 +151,7 @@ template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, F
     using B = Bits<Operand>;
     using C = Codes<Float<kExponent, kMantissa>>;
     static constexpr float kFactor = 1.0f;
+    static constexpr int kUp = B::kBias - ((1 << (kExponent - 1)) - 1);  // patterns are 2^kUp too small
     HW_FN static constexpr u32 fixed_offset() { return kMinusZero; }
     HW_FN static u32 offset(u32) { return kMinusZero; }
     struct Target { HW_FN constexpr int operator()(int c) const { return c == C::kBits - 1 ? 15 : B::kFraction - kMantissa + c; } };
@@ -158,9 +159,11 @@ template <class Operand, int kExponent, int kMantissa> struct Convert<Operand, F
         constexpr auto kPieces = C::pieces(Target{});
         return codes.gather(kPieces, 4 * s + i, 0);
     }
-    HW_FN static constexpr u32 multiplier() { return B::power(B::kBias - ((1 << (kExponent - 1)) - 1)); }
     HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&minus)[2]) {
-        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = Operand::fma(pattern(codes, s, i), multiplier(), minus[i & 1]);
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = Operand::fma(pattern(codes, s, i), B::power(kUp), minus[i & 1]);
+    }
+    HW_FN static void scaled_step(u32 (&a)[4], const C& codes, int s, const u32 (&factor)[2]) {  // factor: 2^kUp and all else, of rows g and g + 8
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = Operand::fma(pattern(codes, s, i), factor[i & 1], kMinusZero);
     }
 };
 
@@ -207,50 +210,66 @@ template <class Operand, int kBits, u16... kEntries> struct Convert<Operand, Cod
 };
 
 // ---- scales: a lane's own, packed into words; value(w, i) is number i -------------------------------------------------------
-struct NoScale { static constexpr int kBytes = 0; };
+// pair<Operand, kUp>(w, group): numbers 2 group and 2 group + 1, the scales of rows g and g + 8, times 2^kUp, as the halves of an operand. kTop:
+// all are below 2^(kTop + 1); 0 where that is nothing to build on.
+HW_FN u32 spread_bytes(const u32* w, int group, bool high) {  // two bytes, each the upper or the lower of a half
+    return prmt(w[group / 2], 0, high ? (group & 1 ? 0x3424 : 0x1404) : (group & 1 ? 0x4342 : 0x4140));
+}
+struct NoScale { static constexpr int kBytes = 0, kTop = 0; };
 struct ScaleF32 {
-    static constexpr int kBytes = 4;
+    static constexpr int kBytes = 4, kTop = 0;
     HW_FN static float value(const u32* w, int i) { return as_f32(w[i]); }
 };
 struct ScaleBf16 {
-    static constexpr int kBytes = 2;
+    static constexpr int kBytes = 2, kTop = 0;
     HW_FN static float value(const u32* w, int i) { return as_f32(i & 1 ? w[i / 2] & 0xffff0000 : w[i / 2] << 16); }
-    template <class Operand> HW_FN static u32 operand(const u32* w, int i) {
-        static_assert(Bits<Operand>::kExponent == 8);
-        return prmt(w[i / 2], 0, i & 1 ? 0x3232 : 0x1010);
+    template <class Operand, int kUp> HW_FN static u32 pair(const u32* w, int group) {
+        static_assert(Bits<Operand>::kExponent == 8 && kUp == 0);
+        return w[group];
     }
 };
 struct ScaleF16 {
-    static constexpr int kBytes = 2;
+    static constexpr int kBytes = 2, kTop = 0;
     HW_FN static float value(const u32* w, int i) { return cvt_f32_f16(static_cast<u16>(w[i / 2] >> 16 * (i & 1))); }
 };
 struct ScaleE8m0 {  // 2^(code - 127): the code is float's exponent; code 0 is the subnormal 2^-127. 255 (NaN) never gets here.
-    static constexpr int kBytes = 1;
+    static constexpr int kBytes = 1, kTop = 0;
     HW_FN static float value(const u32* w, int i) {
-        const u32 bits = (w[i / 4] >> 8 * (i & 3) & 0xff) << 23;
-        return as_f32(bits > 0x00400000 ? bits : 0x00400000);
+        return max_f32(as_f32((w[i / 4] >> 8 * (i & 3) & 0xff) << 23), as_f32(0x00400000));  // one instruction, where a choice takes two
     }
-    template <class Operand> HW_FN static u32 operand(const u32* w, int i) {  // bf16 has float's exponent
-        static_assert(Bits<Operand>::kExponent == 8);
-        const u32 bits = (w[i / 4] >> 8 * (i & 3) & 0xff) << 7;
-        return both(bits > 0x0040 ? bits : 0x0040);
+    template <class Operand, int kUp> HW_FN static u32 pair(const u32* w, int group) {
+        static_assert(Bits<Operand>::kExponent == 8 && kUp == 0);  // bf16 has float's exponent
+        const u32 codes = spread_bytes(w, group, false);
+        return codes << 7 | (~(codes + 0x00ff00ff) >> 2 & 0x00400040);  // bit 8 of a sum says that a code is not 0
     }
 };
 template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as above: bits in place, times a power of two
-    static constexpr int kBytes = 1;
+    static constexpr int kBytes = 1, kBias = (1 << (kExponent - 1)) - 1, kTop = 1 << (kExponent - 1);
     HW_FN static float value(const u32* w, int i) {
         constexpr u32 kMagnitude = ((1u << (kExponent + kMantissa)) - 1) << (23 - kMantissa);
         const u32 code = w[i / 4] << (31 + !kSigned - kExponent - kMantissa - 8 * (i & 3));  // its sign on top
         const u32 bits = kSigned ? static_cast<u32>(static_cast<int>(code) >> (8 - kExponent)) & (kMagnitude | 0x80000000) : code >> (9 - kExponent) & kMagnitude;
-        return mul_f32(as_f32(bits), as_f32(static_cast<u32>(254 - ((1 << (kExponent - 1)) - 1)) << 23));
+        return mul_f32(as_f32(bits), as_f32(static_cast<u32>(254 - kBias) << 23));
     }
-    template <class Operand> HW_FN static u32 operand(const u32* w, int i) {
+    template <class Operand, int kUp> HW_FN static u32 pair(const u32* w, int group) {
         using B = Bits<Operand>;
-        const u32 code = w[i / 4] >> 8 * (i & 3), magnitude = (code & ((1u << (kExponent + kMantissa)) - 1)) << (B::kFraction - kMantissa);
-        const u32 sign = kSigned ? code >> (kExponent + kMantissa) << 15 & 0x8000 : 0;
-        return Operand::fma(both(sign | magnitude), B::power(B::kBias - ((1 << (kExponent - 1)) - 1)), kMinusZero);
+        constexpr int kWidth = kExponent + kMantissa, kAll = B::kBias - kBias + kUp;  // bits are 2^(B::kBias - kBias) too small
+        const u32 codes = spread_bytes(w, group, true);  // magnitude at kWidth + 7 - kSigned .. 8 - kSigned .. of each half, if 8 bits wide
+        const u32 magnitude = shift(codes, B::kFraction - kMantissa - 8) & both(((1u << kWidth) - 1) << (B::kFraction - kMantissa));
+        const u32 bits = kSigned ? (shift(codes, 7 - kWidth) & 0x80008000) | magnitude : magnitude;
+        if constexpr (kAll <= B::kBias) return Operand::fma(bits, B::power(kAll), kMinusZero);
+        return Operand::fma(Operand::fma(bits, B::power(B::kBias - kBias), kMinusZero), B::power(kUp), kMinusZero);
     }
 };
+
+// Where scales that fold multiply the patterns of a float in its conversion's own FMA, at no cost: 2^kTop stays out of them, so that no factor is too
+// large, and is taken back on fp32.
+template <class C> constexpr bool kMerges = C::kFold && kIsFloat<typename C::Value> && C::Scale::kTop > 0;
+HW_FN constexpr float power_of_two(int p) { return p ? 2 * power_of_two(p - 1) : 1; }
+template <class C> HW_FN constexpr float left_on_sums() {
+    if constexpr (kMerges<C>) return power_of_two(C::Scale::kTop);
+    return Convert<typename C::Operand, typename C::Value>::kFactor;
+}
 
 // The scales of kGroups consecutive groups of rows g and g + 8, of the kSteps groups of a unit: [group][row], contiguous for a lane.
 template <class Scale, int kSteps, int kGroups> struct UnitScales {
@@ -266,7 +285,7 @@ template <class Scale, int kSteps, int kGroups> struct UnitScales {
         }
     }
     HW_FN auto get(int group, int half) const { return Scale::value(w, 2 * group + half); }
-    template <class Operand> HW_FN u32 operand(int group, int half) const { return Scale::template operand<Operand>(w, 2 * group + half); }
+    template <class Operand, int kUp> HW_FN u32 pair(int group) const { return Scale::template pair<Operand, kUp>(w, group); }
 };
 template <int kSteps, int kGroups> struct UnitScales<NoScale, kSteps, kGroups> {
     HW_FN void load(u32, u32) {}

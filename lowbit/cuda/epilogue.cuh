@@ -48,7 +48,7 @@ template <class Out> HW_FN void store_values(u8* y, const float (&v)[4]) {
 // scales, which may lie near the end of float's range.
 template <class C> HW_FN void store_quad(const Params& p, u64 token, u32 row, const float (&sum)[4], const Affine& f) {
     const u32 scale[4] = {f.scale.x, f.scale.y, f.scale.z, f.scale.w}, bias[4] = {f.bias.x, f.bias.y, f.bias.z, f.bias.w};
-    constexpr float kFactor = Convert<typename C::Operand, typename C::Value>::kFactor;
+    constexpr float kFactor = left_on_sums<C>();
     float v[4];
     HW_UNROLL for (int i = 0; i < 4; ++i) v[i] = fma_f32(mul_f32(sum[i], kFactor), as_f32(scale[i]), as_f32(bias[i]));
     u8* const y = p.y + (token * C::kN + row) * C::Out::kBytes;

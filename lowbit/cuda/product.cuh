@@ -6,11 +6,11 @@
 namespace lowbit {
 // The weights of kRowBlocks units as a warp reads them, vector by vector: codes, and the scales and zero points of their groups.
 //
-// Group scales act in one of two ways, exact products both, so that the only error is fp32 accumulation:
-// * on fp32 partial sums, acc += scale * part, once per kStep of k. Any scale format.
-// * in the operand (C::kFold), one more packed FMA per register, where every product of a value and a scale is an operand (problem.folds):
-//   e8m0 and e4m3 scales of narrow floats. int4 times a bf16 scale is not: it would round to bf16 (2^-9 relative per weight). Cheaper
-//   where groups are short and tokens many (plan.folds).
+// Group scales act in one of two ways:
+// * on fp32 partial sums, acc += scale * part, once per kStep of k. Any scale format, exact products, so that the only error is fp32 accumulation.
+// * in the operand (C::kFold), by the FMA of a float's conversion (kMerges) or one more per register. Exact where every product of a value and a scale
+//   is an operand (problem.folds): 8-bit scales of narrow floats. An integer times a bf16 scale rounds to bf16, 2^-8 of a weight at most: tile_mma
+//   at many tokens alone does that (plan.rounds).
 template <class C, int kRowBlocks> struct Weights {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;
@@ -54,15 +54,29 @@ template <class C, int kRowBlocks> struct Weights {
             }
     }
     HW_FN void fragment(u32 (&a)[4], int r, int v, int step) {
-        if (begins(v, step))
-            HW_UNROLL for (int h = 0; h < 2; ++h) {
-                if constexpr (C::kZero == kIntZero) minus[r][h] = Convert::offset((int_zeros[r].get(group(step), h) + Value::kOffset) & 0xff);
-                if constexpr (C::kFold) factor[r][h] = scales[r].template operand<typename C::Operand>(group(step), h);
+        if (begins(v, step)) begin_group(r, group(step));
+        if constexpr (kMerges<C>) {
+            Convert::scaled_step(a, codes[r], step, factor[r]);
+        } else {
+            Convert::step(a, codes[r], step, minus[r]);
+            if constexpr (C::kFold) {
+                HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = C::Operand::fma(a[i], factor[r][i & 1], kMinusZero);
             }
-        Convert::step(a, codes[r], step, minus[r]);
-        if constexpr (C::kFold) {
-            HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = C::Operand::fma(a[i], factor[r][i & 1], kMinusZero);
         }
+    }
+    HW_FN void begin_group(int r, int group) {
+        if constexpr (C::kZero == kIntZero) {
+            HW_UNROLL for (int h = 0; h < 2; ++h) minus[r][h] = Convert::offset((int_zeros[r].get(group, h) + Value::kOffset) & 0xff);
+        }
+        if constexpr (C::kFold) {
+            const u32 pair = scales[r].template pair<typename C::Operand, up()>(group);
+            factor[r][0] = prmt(pair, 0, 0x1010);
+            factor[r][1] = prmt(pair, 0, 0x3232);
+        }
+    }
+    HW_FN static constexpr int up() {
+        if constexpr (kMerges<C>) return Convert::kUp - C::Scale::kTop;
+        return 0;
     }
     // The sum of a group, in register e of a tile, to its accumulator.
     HW_FN void add(float& acc, float part, float x_sum, int r, int group, int e) const {

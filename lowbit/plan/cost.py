@@ -63,7 +63,7 @@ class TileRates:
     (docs/notes/2026-12-01-tile-mma.md)."""
 
     start_us: float = 2.0
-    mma: float = 0.91  # products at the chip's mma.sync rate
+    mma: float = 0.85  # products at the chip's mma.sync rate
     issue: float = 1.0  # an issue slot
     copy: float = 11.6  # 16-byte copies of a warp
     smem: float = 0.446  # 128 bytes of shared memory read or written, by the SM

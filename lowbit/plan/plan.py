@@ -102,13 +102,13 @@ def layout_of(problem: Problem) -> Layout:
 
 
 def folds(problem: Problem, plan: Plan) -> bool:
-    """Group scales multiply the operands: four FMAs per 16 k, against tokens / 2 per group on the sums.
+    """Group scales multiply the operands: at no cost, or four FMAs per 16 k against tokens / 2 per group on the sums.
 
     For all numbers of tokens alike where bits must not depend on it.
     """
     step = layout_of(problem).step
     tokens = 32 if problem.batch_invariant else plan.tokens // plan.token_warps
-    return (0 < step < 2 * tokens and problem.folds) or rounds(problem, plan)
+    return (step > 0 and problem.folds and (problem.merges or step < 2 * tokens)) or rounds(problem, plan)
 
 
 def rounds(problem: Problem, plan: Plan) -> bool:
