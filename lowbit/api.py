@@ -86,12 +86,14 @@ class Explanation:
     plan: Plan
     cost: Cost
     slower: tuple[tuple[Plan, Cost], ...]
-    """The other legal plans, best first."""
+    """The other legal plans, of the lowest estimate first."""
     refused: tuple[tuple[Plan, tuple[str, ...]], ...]
     """Plans that are not legal, with their reasons."""
     compiled: Compiled | None
     """The kernel, from the cache or compiled for this answer; None if neither was possible, see `note`."""
     note: str
+    measured: bool = False
+    """The plan was measured to be faster than the one of the lowest estimate."""
 
     @property
     def bytes_moved(self) -> int:
@@ -114,6 +116,8 @@ class Explanation:
         part = max(self.parts, key=lambda name: self.parts[name])
         count = len(self.slower) + 1
         largest = f"its largest part is {part.removesuffix('_us')} ({self.parts[part]:.1f} us)"
+        if self.measured:
+            return f"measured to be the fastest for up to {chooser.bucket(self.m)} tokens; {largest}"
         return f"the lowest estimate of {count} legal plans for up to {chooser.bucket(self.m)} tokens; {largest}"
 
     def __str__(self) -> str:
@@ -169,7 +173,7 @@ def explain(
     problem = _problem(layer, arch)
     choice = chooser.explain(problem, m)
     kernel, note = _kernel(problem, choice.plan, cache or Cache(), compiled)
-    return Explanation(problem, m, choice.plan, choice.cost, choice.others, choice.rejected, kernel, note)
+    return Explanation(problem, m, choice.plan, choice.cost, choice.others, choice.rejected, kernel, note, choice.measured)
 
 
 def _problem(layer: Linear | Problem, arch: str | Arch | None) -> Problem:

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Sequence
 
 import lowbit
-from lowbit.cli import bench, demo, inspect, warmup
+from lowbit.cli import bench, demo, inspect, tune, warmup
 from lowbit.errors import LowbitError
 
-_COMMANDS = {"demo": demo, "bench": bench, "inspect": inspect, "warmup": warmup}
+_COMMANDS = {"demo": demo, "bench": bench, "tune": tune, "inspect": inspect, "warmup": warmup}
 
 _ABOUT = "Matrix products with weights of 1 to 8 bits, their CUDA kernels compiled on demand."
 _ENVIRONMENT = (
     "environment: LOWBIT_CACHE folder of compiled kernels (~/.cache/lowbit); LOWBIT_COMPILER nvrtc, nvcc, a path or a full command; "
-    "LOWBIT_NO_JIT=1 run frozen kernels only; LOWBIT_WORKERS compiling processes; LOWBIT_PLAN kernel family to force"
+    "LOWBIT_NO_JIT=1 run frozen kernels only; LOWBIT_WORKERS compiling processes; LOWBIT_PLAN kernel family to force; "
+    "LOWBIT_TUNED plans that `lowbit tune` found"
 )
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowbit.cli.options import counts, say, shapes
+from lowbit.cli.options import counts, layers, say, shapes
 from lowbit.errors import BadInput
-from lowbit.testing.shapes import MODELS, layers_of
+from lowbit.testing.shapes import MODELS
 
 if TYPE_CHECKING:
     from lowbit.testing.bench import Work
@@ -129,14 +129,9 @@ def _work(arguments: argparse.Namespace) -> Work:
     from lowbit.testing.bench import Work
     from lowbit.weights import WeightSpec
 
-    names: dict[tuple[int, int], list[str]] = {shape: [] for shape in arguments.shape or ()}
-    models = arguments.model.split(",") if arguments.model else [] if arguments.shape else ["grid"]
-    for model in models:
-        for layer, shape in layers_of(model).items():
-            names.setdefault(shape, []).extend([f"{model} {layer}"] if model.lower() != "grid" else [])
     specs = list(dict.fromkeys(WeightSpec.parse(name) for name in (arguments.spec or "int4_g128").split(",")))
     ms = list(dict.fromkeys(arguments.m or (1, 2, 4, 8, 16)))
-    return Work({shape: ", ".join(found) for shape, found in names.items()}, specs, arguments.act or "bf16", ms)
+    return Work(layers(arguments), specs, arguments.act or "bf16", ms)
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from lowbit.testing.shapes import layers_of
+
 
 def shape(text: str) -> tuple[int, int]:
     """'4096x14336' -> (n, k): rows of the weight x columns, output x input features."""
@@ -26,6 +28,16 @@ def counts(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"numbers of tokens are positive and separated by commas; got {text!r}")
     return tuple(int(part) for part in parts)
+
+
+def layers(arguments: argparse.Namespace) -> dict[tuple[int, int], str]:
+    """(N, K) of --shape and of the layers of --model (grid without either), with what models call them; equal ones once."""
+    names: dict[tuple[int, int], list[str]] = {shape: [] for shape in arguments.shape or ()}
+    models = arguments.model.split(",") if arguments.model else [] if arguments.shape else ["grid"]
+    for model in models:
+        for layer, shape in layers_of(model).items():
+            names.setdefault(shape, []).extend([f"{model} {layer}"] if model.lower() != "grid" else [])
+    return {shape: ", ".join(found) for shape, found in names.items()}
 
 
 def progress(prefix: str) -> Callable[[int, int, str], None]:

@@ -18,13 +18,13 @@ from lowbit import reference
 from lowbit.arch import Arch, arch_of_device
 from lowbit.errors import BadInput, BadType, Unsupported
 from lowbit.jit.cache import Cache
-from lowbit.jit.compile import compiler_for
+from lowbit.jit.compile import Compiled, compiler_for
 from lowbit.jit.generate import generate
 from lowbit.jit.module import Launch, load
 from lowbit.jit.tensormap import RowsMap, aligned_struct
 from lowbit.layout.pack import Layout, PackedWeight, unpack
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
-from lowbit.plan.plan import X_BOX_K, launch_geometry
+from lowbit.plan.plan import X_BOX_K, Plan, launch_geometry
 from lowbit.problem import ACTIVATIONS, OUTPUTS, Problem, check
 from lowbit.weights import WeightSpec
 
@@ -151,8 +151,7 @@ class Runner:
         return found
 
     def _prepare(self, m: int, overlap: bool) -> _Prepared:
-        plan = choose(self.problem, m)
-        compiled = Cache().get_or_compile(generate(self.problem, plan))
+        plan, compiled = self._kernel(m)
         kernel = load(compiled, self.index)
         pdl = overlap and self.problem.arch.bulk
         geometry = launch_geometry(self.problem, plan, m)
@@ -163,6 +162,10 @@ class Runner:
             target = ctypes.addressof(params) + Params.x_map.offset
             x_map = RowsMap(kernel.driver, target, self.problem.k, X_BOX_K, plan.tokens)
         return launch, geometry.grid_x, plan.tokens, x_map
+
+    def _kernel(self, m: int) -> tuple[Plan, Compiled]:
+        plan = choose(self.problem, m)
+        return plan, Cache().get_or_compile(generate(self.problem, plan))
 
     def check_compiler(self) -> None:
         """Raises now what calls would raise: Unsupported without a compiler, MissingKernel if kernels must be frozen and none is."""

@@ -48,13 +48,19 @@ def enumerate_plans(problem: Problem, m: int, family: str = "") -> Iterator[Plan
 
 
 def _enumerate(problem: Problem, tokens: int, family: str) -> Iterator[Plan]:
-    # Where it can, stream_wgmma beats stream: by 1.0 to 1.2 at M = 8, by up to 1.9 at M = 32 (H200). Beyond 64 tokens it reads weights
-    # anew for every 64, from L2: at 64 it does 460 TFLOP/s, tile_mma at 8192 does 298 (8192x8192 int4_g128).
+    # Where it can, stream_wgmma beats stream: by 1.0 to 1.2 at M = 8, by up to 1.9 at M = 32 (H200). Beyond 64 tokens it reads weights anew
+    # for every 64, from L2, and still beats tile_mma: 62 and 90 us at M = 256, 264 and 340 at 1024 (8192x8192 int4_g128; 58 and 54 at 128).
     wgmma = streams_by_wgmma(problem) and tokens > 1
+    streams: list[Plan] = []
     if wgmma or family == "stream_wgmma":
-        yield from _stream_wgmma(problem, min(max(tokens, WGMMA_TOKENS[0]), WGMMA_TOKENS[-1]))
+        streams += _stream_wgmma(problem, min(max(tokens, WGMMA_TOKENS[0]), WGMMA_TOKENS[-1]))
     if (not wgmma or family == "stream") and tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
-        yield from _stream(problem, min(tokens, STREAM_TOKENS))
+        streams += _stream(problem, min(tokens, STREAM_TOKENS))
+    yield from streams
+    # At 16 tokens tile_mma takes 1.3 times as long as stream (H200). Where it is beaten, only the one order of sums for all sizes may need it.
+    beaten = (wgmma or tokens <= 16) and not family and not problem.batch_invariant
+    if beaten and not all(illegal(problem, plan) for plan in streams):
+        return
     for narrower in sorted({max(8, tokens), max(8, tokens // 2), max(8, tokens // 4)}, reverse=True):
         yield from _tile(narrower)
     # Small plans that are legal wherever anything is: the last resort of the smallest layers and chips. Not so small in the last

@@ -1,6 +1,6 @@
 """Which plan a layer uses for how many tokens, and why.
 
-Enumerates, filters, scores, explains; a pure function of the problem, so that every rank and every run choose alike.
+Enumerates, filters, scores, explains; a pure function of the problem and of files that are named, so that every rank and every run choose alike.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbit.errors import BadInput, Unsupported
+from lowbit.plan import store
 from lowbit.plan.candidates import BUCKETS, LAST_M, bucket, candidates, rejected
 from lowbit.plan.cost import Cost, estimate
 from lowbit.plan.plan import FAMILIES, Plan
@@ -30,22 +31,35 @@ class Choice:
     cost: Cost
     others: tuple[tuple[Plan, Cost], ...]
     rejected: tuple[tuple[Plan, tuple[str, ...]], ...]
+    measured: bool
+    """It was measured to be faster than the one of the lowest estimate."""
 
 
 def choose(problem: Problem, m: int) -> Plan:
-    """The plan for `m` tokens (M >= 1). Raises Unsupported with the reasons if nothing can compute the problem."""
-    return _choose(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
+    """The plan for `m` tokens (M >= 1): one that was measured (store.py), else the one of the lowest estimate.
+
+    Raises Unsupported with the reasons if nothing can compute the problem.
+    """
+    return _choose(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""), os.environ.get("LOWBIT_TUNED", ""))
 
 
 def explain(problem: Problem, m: int) -> Choice:
     """As `choose`, with the estimates of every legal plan, best first, and the reasons against the others."""
-    ranked = _ranked(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
-    return Choice(ranked[0][0], ranked[0][1], tuple(ranked[1:]), tuple(rejected(problem, bucket(m))))
+    plans, plan = ranked(problem, m), choose(problem, m)
+    cost = estimate(problem, plan, _size(bucket(m)))
+    others = tuple(pair for pair in plans if pair[0] != plan)
+    return Choice(plan, cost, others, tuple(rejected(problem, bucket(m))), plan != plans[0][0])
+
+
+def ranked(problem: Problem, m: int) -> Sequence[tuple[Plan, Cost]]:
+    """Every legal plan with its estimate, the lowest first, whatever was measured."""
+    return _ranked(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
 
 
 @lru_cache(maxsize=4096)
-def _choose(problem: Problem, m: int, forced: str) -> Plan:
-    return _ranked(problem, m, forced)[0][0]
+def _choose(problem: Problem, m: int, forced: str, tuned: str) -> Plan:
+    plan = None if forced or problem.batch_invariant else store.find(problem, m, tuned)
+    return plan or _ranked(problem, m, forced)[0][0]
 
 
 def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]]:

@@ -228,7 +228,8 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         vector = 32 if problem.spec.value.bits == 8 else 64
         parts = 4 * tiles * max(1, vector // layout.step) if sums == 2 else 0
         fragments = 22 + 28 * plan.warp_blocks if layout.grouped else 30 + 12 * plan.warp_blocks
-        return 4 * tiles + parts + zeros + fragments + words // 2
+        factors = 8 if folds(problem, plan) else 0
+        return 4 * tiles + parts + zeros + fragments + factors + words // 2
     return 4 * tiles * sums + zeros + words + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
 
 

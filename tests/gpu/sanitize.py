@@ -9,6 +9,7 @@ import torch
 
 import lowbit
 from lowbit.ops.gemm import DTYPES
+from lowbit.plan.plan import rounds
 from lowbit.testing.tolerance import bound, operand_rounding
 
 FORMATS = ("int4_g128", "int4_g32", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "int3_g128", "uint4z_g128", "int4zf_g64", "mxfp6", "nf4")
@@ -30,7 +31,9 @@ def main() -> None:
                     for _ in range(2):  # the second call overlaps with the first
                         y = layer(x.cuda()).cpu().double()
                     want = x.double() @ w.double().T + bias.double()
-                    allowed = bound(x, w, bias, x.dtype, rounding=operand_rounding(layer.spec, act))
+                    told = lowbit.explain(layer, m, compiled=False)
+                    rounding = operand_rounding(layer.spec, act, rounds(told.problem, told.plan))
+                    allowed = bound(x, w, bias, x.dtype, rounding=rounding)
                     if not ((y - want).abs() <= allowed).all():
                         raise SystemExit(f"wrong: {name} x {act}, {n}x{k}, {m} tokens")
                     checked += 1

@@ -154,6 +154,6 @@ def test_imports_go_one_way() -> None:
 
 
 def test_no_environment_variable_but_the_documented_ones() -> None:
-    allowed = {"LOWBIT_CACHE", "LOWBIT_COMPILER", "LOWBIT_NO_JIT", "LOWBIT_PLAN", "LOWBIT_WORKERS", "LOWBIT_LOG"}
+    allowed = {"LOWBIT_CACHE", "LOWBIT_COMPILER", "LOWBIT_NO_JIT", "LOWBIT_PLAN", "LOWBIT_TUNED", "LOWBIT_WORKERS", "LOWBIT_LOG"}
     text = "".join(path.read_text() for path in (ROOT / "lowbit").rglob("*.py"))
     assert set(re.findall(r"LOWBIT_[A-Z_]+", text)) <= allowed

@@ -1,0 +1,99 @@
+"""`lowbit tune`: measures which plans are the fastest for some layers on this GPU, and keeps them in a file.
+
+Knows options, files and their order; it must not know how plans are tried (testing/tune.py) or found again (plan/store.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowbit.cli.options import counts, layers, say, shapes, table
+from lowbit.errors import BadInput
+
+if TYPE_CHECKING:
+    from lowbit.testing.tune import Found
+
+HELP = "Measure which plans are the fastest for some layers on this GPU, and keep them in a file for LOWBIT_TUNED."
+EXAMPLES = """examples:
+  lowbit tune --shape 8192x8192,4096x14336 --spec int4_g128 --plans tuned.json
+  lowbit tune --model llama-3.1-8b --spec fp8_e4m3,mxfp4 --m 1,8,16,32,64,8192 --plans tuned.json
+
+Later: LOWBIT_TUNED=tuned.json. A file that is there is added to. What comes with lowbit was measured so on an H200."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the subcommand."""
+    parser.add_argument("--model", help="the linear layers of these models, with commas (default: grid)")
+    parser.add_argument("--shape", type=shapes, help="NxK, output x input features, with commas")
+    parser.add_argument("--spec", default="int4_g128", help="weight formats, with commas (%(default)s)")
+    parser.add_argument("--act", default="bf16", help="activation type, bf16 or fp16 (%(default)s)")
+    parser.add_argument("--m", type=counts, default=(1, 8, 16, 32, 64), help="numbers of tokens, with commas (1,8,16,32,64)")
+    parser.add_argument("--tries", type=int, default=48, help="plans to try for each (%(default)s)")
+    parser.add_argument("--plans", type=Path, required=True, metavar="FILE", help="where to keep them")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, keep what is found layer by layer, and list it."""
+    import torch
+
+    from lowbit.layout.pack import Layout
+    from lowbit.ops.gemm import DTYPES, check_act, device_arch, problem_of
+    from lowbit.plan import store
+    from lowbit.plan.candidates import bucket
+    from lowbit.problem import check
+    from lowbit.testing.tune import Bench, fastest
+    from lowbit.weights import WeightSpec
+
+    path: Path = arguments.plans
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise BadInput(f"--plans must name a file that can be written; {path} cannot")
+    if arguments.tries < 1:
+        raise BadInput(f"--tries must be at least 1; got {arguments.tries}")
+    check_act(arguments.act, arguments.act)
+    specs = list(dict.fromkeys(WeightSpec.parse(name) for name in arguments.spec.split(",")))
+    layouts = [Layout(spec, n, k) for n, k in layers(arguments) for spec in specs]
+    kept = {name: dict(plans) for name, plans in store.read(str(path)).items()} if path.exists() else {}
+    if not torch.cuda.is_available():
+        raise BadInput("measuring needs an NVIDIA GPU, and torch.cuda.is_available() is False")
+    index = torch.cuda.current_device()
+    arch = device_arch(index)
+    for spec in specs:
+        check(spec, arguments.act, arch)
+    found: list[Found] = []
+    sizes = sorted({bucket(m) for m in arguments.m})
+    for layout in layouts:
+        bench = Bench(layout, arguments.act, index, DTYPES[arguments.act])
+        problem = problem_of(layout, arguments.act, arguments.act, arch)
+        for tokens in sizes:
+            found.append(fastest(problem, tokens, arguments.tries, partial(bench.times, problem, tokens)))
+            kept.setdefault(store.name_of(problem), {})[tokens] = found[-1].plan
+            done, last = f"{len(found)}/{len(layouts) * len(sizes)}", found[-1]
+            say(f"{done}  {problem.label}, {tokens} tokens: {last.us:.2f} us, untuned {last.estimated_us:.2f}")
+        store.write(path, kept)
+    if arguments.json:
+        print(json.dumps([_row(f) for f in found], indent=1))
+        return 0
+    rows = [["layer", "tokens", "untuned us", "tuned us", "gain", "tried", "plan"]]
+    for f in found:
+        gain = f"{f.estimated_us / f.us - 1:.0%}"
+        rows.append([f.problem.label, str(f.tokens), f"{f.estimated_us:.2f}", f"{f.us:.2f}", gain, str(f.tried), str(f.plan)])
+    print(table(rows, 1))
+    print(f"{len(found)} plans in {path}: LOWBIT_TUNED={path}")
+    return 0
+
+
+def _row(found: Found) -> dict[str, object]:
+    return {
+        "layer": found.problem.label,
+        "tokens": found.tokens,
+        "untuned_us": found.estimated_us,
+        "us": found.us,
+        "tried": found.tried,
+        "plan": str(found.plan),
+    }

@@ -1,0 +1,71 @@
+"""Plans that were measured to be the fastest, in files: which problem, how many tokens, which plan.
+
+Knows the file's form; it must not know how plans are measured (testing/tune.py) or compared otherwise (choose.py). Every rank and every run
+must choose alike, so no file is searched for: it is the one that LOWBIT_TUNED names, then the one that comes with lowbit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, fields
+from functools import lru_cache
+from pathlib import Path
+
+from lowbit.errors import BadInput
+from lowbit.plan.plan import Plan, illegal
+from lowbit.problem import Problem
+
+SHIPPED = Path(__file__).with_name("tuned.json")  # what `lowbit tune` found on an H200
+_FORMAT = 1
+_TYPES = [str if field.name == "family" else int for field in fields(Plan)]
+
+Tuned = Mapping[str, Mapping[int, Plan]]
+"""`name_of` a problem -> {the largest number of tokens of a bucket: plan}."""
+
+
+def name_of(problem: Problem) -> str:
+    """What plans are kept for: chip and number of SMs, format, activation, shape. The output's type does not matter."""
+    return f"{problem.arch.name}:{problem.arch.sms} {problem.spec} {problem.act} {problem.n}x{problem.k}"
+
+
+def find(problem: Problem, tokens: int, named: str = "") -> Plan | None:
+    """The plan measured for a bucket, in the file `named` or in what comes with lowbit, if there is one and it is legal. Raises BadInput."""
+    for path in (named, str(SHIPPED)):
+        plan = read(path).get(name_of(problem), {}).get(tokens) if path else None
+        if plan is not None and not illegal(problem, plan):
+            return plan
+    return None
+
+
+@lru_cache(maxsize=16)
+def read(path: str) -> Tuned:
+    """The content of a file, read once in a process. Raises BadInput."""
+    try:
+        content = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"the tuned plans in {path} cannot be read ({error}): unset LOWBIT_TUNED, or write them by `lowbit tune`") from error
+    alien = BadInput(f"{path} must hold tuned plans of format {_FORMAT}, as `lowbit tune` writes them; it holds something else")
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("plans"), dict):
+        raise alien
+    found: dict[str, dict[int, Plan]] = {}
+    for name, plans in content["plans"].items():
+        if not isinstance(plans, dict) or not all(tokens.isdecimal() for tokens in plans):
+            raise alien
+        for tokens, values in plans.items():
+            if not isinstance(values, list) or [type(value) for value in values] != _TYPES:
+                names = ", ".join(field.name for field in fields(Plan))
+                raise BadInput(f"{path}: a plan has {len(_TYPES)} values, {names}; got {values!r} for {name}")
+            found.setdefault(name, {})[int(tokens)] = Plan(*values)
+    return found
+
+
+def write(path: Path, tuned: Tuned) -> None:
+    """Whole or not at all; a line for each problem."""
+    lines = []
+    for name, plans in sorted(tuned.items()):
+        values = {str(tokens): list(astuple(plan)) for tokens, plan in sorted(plans.items())}
+        lines.append(f"{json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}")
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(f'{{"format": {_FORMAT}, "plans": {{\n' + ",\n".join(lines) + "\n}}\n", "utf-8")
+    draft.replace(path)
