@@ -45,7 +45,7 @@ def helps(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_commands_and_their_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
     calls = re.findall(r"`lowbit (\w+)([^`]*)`", README + ARCHITECTURE)
-    assert {"demo", "bench", "inspect", "warmup"} == {command for command, _ in calls}
+    assert {"demo", "bench", "tune", "inspect", "warmup"} == {command for command, _ in calls}
     for command, rest in calls:
         text = helps(command, capsys)
         for option in re.findall(r"--[\w-]+", rest):
