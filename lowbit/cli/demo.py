@@ -187,7 +187,7 @@ def _jobs(layers: Sequence[Layer], arguments: argparse.Namespace, place: Place) 
 
 def _rows(layers: Sequence[Layer], arguments: argparse.Namespace, place: Place) -> list[Row]:
     """Quantise, plan and compile everything, then run one product after the other."""
-    from lowbit.ops.gemm import DTYPES
+    from lowbit.ops.checks import DTYPES
     from lowbit.testing import emulate
 
     jobs = _jobs(layers, arguments, place)

@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from lowbit import api
     from lowbit.layout.pack import Layout
-    from lowbit.ops.gemm import check_act, problem_of
+    from lowbit.ops.checks import check_act
+    from lowbit.ops.gemm import problem_of
     from lowbit.problem import check
     from lowbit.weights import WeightSpec
 

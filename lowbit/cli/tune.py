@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from lowbit.layout.pack import Layout
-    from lowbit.ops.gemm import DTYPES, check_act, device_arch, problem_of
+    from lowbit.ops.checks import DTYPES, check_act
+    from lowbit.ops.gemm import device_arch, problem_of
     from lowbit.plan import store
     from lowbit.plan.candidates import bucket
     from lowbit.problem import check

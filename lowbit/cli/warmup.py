@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compile, and list what there is now."""
     from lowbit import api
-    from lowbit.ops.gemm import check_act, problem_of
+    from lowbit.ops.checks import check_act
+    from lowbit.ops.gemm import problem_of
     from lowbit.problem import check
 
     layouts = _layouts(arguments)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lowbit.errors import BadInput, BadType
 from lowbit.layout.pack import Layout, PackedWeight, check_order, pack, tag_text, unpack
-from lowbit.ops import gemm
+from lowbit.ops import checks, gemm
 from lowbit.weights import QuantWeight, WeightSpec, spec
 
 
@@ -124,9 +124,9 @@ class Linear(nn.Module):
     def _set_up(
         self, layout: Layout, act: str, out_dtype: torch.dtype | None, batch_invariant: bool, device: torch.device
     ) -> None:
-        out = gemm.out_name(act, out_dtype)
-        gemm.check_act(act, out)
-        gemm.check_operands(layout)
+        out = checks.out_name(act, out_dtype)
+        checks.check_act(act, out)
+        checks.check_operands(layout)
         self.layout, self._natural = layout, layout.natural
         self.act, self.out, self.batch_invariant = act, out, batch_invariant
         self._name = str(self._natural.spec)  # what the traced op gets: tracing must not walk through the spec
@@ -162,7 +162,7 @@ class Linear(nn.Module):
 
         out: a contiguous (..., N) of the output type to write to and return, at a multiple of 16 bytes and apart from all that is read.
         """
-        gemm.check_input(x, self.layout.k, self.act)
+        checks.check_input(x, self.layout.k, self.act)
         if torch.compiler.is_compiling():
             x = gemm.in_packed_order(x, self.perm)
             return gemm.traced(
@@ -180,7 +180,7 @@ class Linear(nn.Module):
         buffers = self._buffers  # attribute look-up through nn.Module costs 0.7 us a piece
         units, channel, bias, perm = buffers["units"], buffers["channel"], buffers["bias"], buffers["perm"]
         if out is not None:
-            gemm.check_into(out, x, self.layout.n, self.out, (units, channel, bias, perm))
+            checks.check_into(out, x, self.layout.n, self.out, (units, channel, bias, perm))
         if perm is not None:
             x = gemm.in_packed_order(x, perm)
         if units is None or not x.is_cuda or x.get_device() != units.get_device():

@@ -93,7 +93,7 @@ def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:
 def _stream_wgmma(problem: Problem, tokens: int) -> Iterator[Plan]:
     arch, layout = problem.arch, layout_of(problem)
     enough = min(_FLIGHT, layout.expert_bytes // arch.sms // 2)
-    for warp_blocks, row_warps, k_warps, split in product((1, 2), (4, 8), (1, 2, 3, 4), (1, 2, 4)):
+    for warp_blocks, row_warps, k_warps, split in product((1, 2), (4, 8, 12), (1, 2, 3, 4), (1, 2, 4)):
         warps, tile_blocks = row_warps * k_warps, row_warps * warp_blocks
         blocks = -(-layout.row_blocks // tile_blocks) * split
         sms = arch.sms if split <= 2 else arch.sms * 10 // 11

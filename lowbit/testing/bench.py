@@ -30,7 +30,8 @@ from lowbit.arch import Arch
 from lowbit.errors import BadInput, LowbitError
 from lowbit.jit.compile import find_compiler
 from lowbit.layout.pack import Layout
-from lowbit.ops.gemm import DTYPES, problem_of
+from lowbit.ops.checks import DTYPES
+from lowbit.ops.gemm import problem_of
 from lowbit.problem import check
 from lowbit.quantize import quantize
 from lowbit.testing.results import Row

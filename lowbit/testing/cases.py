@@ -181,6 +181,7 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
             "warpgroups without rows in the last tile": Plan("stream_wgmma", 8, 1, 8, k_warps=2, stages=2),
             "more wgmma stages than k blocks": Plan("stream_wgmma", 24, 1, 4, k_warps=2, stages=6),
             "many tokens, one wgmma": Plan("stream_wgmma", 64, 1, 4, stages=3),
+            "three warpgroups of rows": Plan("stream_wgmma", 8, 1, 12, split=2, stages=3),
             "cluster of warpgroups": Plan("stream_wgmma", 32, 2, 4, k_warps=2, split=4, stages=3),
         }
         for stages in (2, 3, 4):

@@ -25,7 +25,7 @@ from lowbit.errors import BadInput, CompileError, LaunchError, Unsupported
 from lowbit.jit.generate import generate
 from lowbit.jit.source import Source
 from lowbit.layout.pack import PackedWeight
-from lowbit.ops import gemm
+from lowbit.ops import checks, gemm
 from lowbit.plan.choose import MAX_GRID_Y, choose
 from lowbit.plan.plan import X_BOX_K, Plan, launch_geometry
 from lowbit.problem import Problem
@@ -101,7 +101,7 @@ class Kernels:
         problem, m = _prepare(x, packed, act, out_dtype, arch, batch_invariant)
         bias = None if bias is None else gemm.check_bias(bias, packed.layout.n)
         if m == 0:
-            return x.new_empty((*x.shape[:-1], packed.layout.n), dtype=gemm.DTYPES[problem.out])
+            return x.new_empty((*x.shape[:-1], packed.layout.n), dtype=checks.DTYPES[problem.out])
         plan = plan or choose(problem, m)
         source = self.sources.get((problem, plan))
         if source is None:
@@ -166,9 +166,9 @@ def _prepare(
     x: Tensor, packed: PackedWeight, act: str, out_dtype: torch.dtype | None, arch: str | Arch, batch_invariant: bool
 ) -> tuple[Problem, int]:
     """What to compute and for how many tokens; raises for arguments that do not fit."""
-    out = gemm.out_name(act, out_dtype)
-    gemm.check_act(act, out)
-    gemm.check_input(x, packed.layout.k, act)
+    out = checks.out_name(act, out_dtype)
+    checks.check_act(act, out)
+    checks.check_input(x, packed.layout.k, act)
     if x.device.type != "cpu" or packed.units.device.type != "cpu":
         raise BadInput(f"the emulator takes CPU tensors; got x on {x.device}, weights on {packed.units.device}")
     if packed.experts is not None:
@@ -232,5 +232,5 @@ def _launch(
             raise LaunchError(
                 f"{source.label} on {source.arch}: {missing} of {problem.out_bytes * m * problem.n} bytes of y were never written"
             )
-        y: Tensor = memory.tensor(params.y, (m, problem.n), gemm.DTYPES[problem.out])
+        y: Tensor = memory.tensor(params.y, (m, problem.n), checks.DTYPES[problem.out])
         return y

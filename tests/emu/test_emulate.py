@@ -145,7 +145,7 @@ def test_act_order_gives_every_column_its_own_group(name: str, chip: str, act: s
         zeros = torch.randint(-3, 4, (n, num_groups), generator=random)
         zeros = zeros.to(torch.int16) if spec.zero == "int" else zeros * 0.5
         qw = lowbit.QuantWeight.from_values(spec, codes, scales, zeros=zeros, g_idx=g_idx.int())
-        x = torch.eye(k).to(emulate.gemm.DTYPES[act])
+        x = torch.eye(k).to(emulate.checks.DTYPES[act])
         got = emulate.matmul(x, lowbit.pack(qw), act=act, arch=chip, plan=plan)
         assert torch.equal(got.T.float(), qw.dequantize())
 
@@ -156,7 +156,7 @@ def test_another_makers_chip_runs_the_kernels_of_its_target(spec: str) -> None:
     weight = lowbit.pack(lowbit.quantize(torch.randn(72, 400, generator=torch.Generator().manual_seed(0)), spec))
     x = torch.randn(21, 400, generator=torch.Generator().manual_seed(1))
     for act, plan in (("bf16", Plan("stream", 8, 1, 2, stages=4)), ("fp16", Plan("tile_mma", 32, 1, 2, token_warps=2))):
-        operand = x.to(emulate.gemm.DTYPES[act])
+        operand = x.to(emulate.checks.DTYPES[act])
         y = emulate.matmul(operand, weight, act=act, arch="zhenwu_810e", plan=plan)
         assert torch.equal(y, emulate.matmul(operand, weight, act=act, arch="sm_80", plan=plan))
     assert torch.isfinite(emulate.matmul(x.bfloat16(), weight, arch="zhenwu_810e")).all()
@@ -223,7 +223,7 @@ def test_rows_of_any_batch_have_the_same_bits(spec: str, chip: str, act: str) ->
     """With batch_invariant every kernel of a layer adds in one order; without it they do not, so the test can fail."""
     random = torch.Generator().manual_seed(2)
     packed = lowbit.pack(lowbit.quantize(torch.randn(144, 1160, generator=random), spec))
-    x = torch.randn(70, 1160, generator=random).to(emulate.gemm.DTYPES[act])
+    x = torch.randn(70, 1160, generator=random).to(emulate.checks.DTYPES[act])
     problem = emulate.gemm.problem_of(packed.layout, act, "fp32", arch(chip), True)
     plans = [choose(problem, m) for m in BUCKETS]
     assert len({(plan.k_warps, plan.split) for plan in plans}) == 1

@@ -8,7 +8,7 @@ import sys
 import torch
 
 import lowbit
-from lowbit.ops.gemm import DTYPES
+from lowbit.ops.checks import DTYPES
 from lowbit.plan.plan import rounds
 from lowbit.testing.tolerance import bound, operand_rounding
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import lowbit
-from lowbit.ops.gemm import DTYPES, device_arch
+from lowbit.ops.checks import DTYPES
+from lowbit.ops.gemm import device_arch
 from lowbit.plan.plan import rounds
 from lowbit.testing.tolerance import bound, operand_rounding
 

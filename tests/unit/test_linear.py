@@ -16,7 +16,7 @@ from torch import Tensor
 import lowbit
 from lowbit.errors import BadInput
 from lowbit.jit.cache import Cache
-from lowbit.ops import gemm
+from lowbit.ops import checks, gemm
 from lowbit.testing.tolerance import bound
 
 FORMATS = ["int4_g128", "int8", "fp8_e4m3", "mxfp4", "nvfp4", "uint4z_g32", "int3_g64", "nf4", "fp8_e4m3_b128x128"]
@@ -33,7 +33,7 @@ def make(
 
 
 def tokens(*shape: int, act: str = "bf16") -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(gemm.DTYPES[act])
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(checks.DTYPES[act])
 
 
 @pytest.mark.parametrize("act", ["bf16", "fp16"])
