@@ -30,7 +30,7 @@ from lowbit.weights import spec as spec_of
 
 __all__ = ["Explanation", "current_arch", "explain", "parse_arch", "supports", "warmup", "warmup_problems"]
 
-_RUNNERS_UP = 3  # legal but slower plans shown
+_RUNNERS_UP = 3  # other legal plans shown
 _REFUSALS = 4  # illegal plans shown, one a reason
 
 
@@ -85,7 +85,7 @@ class Explanation:
     m: int
     plan: Plan
     cost: Cost
-    slower: tuple[tuple[Plan, Cost], ...]
+    others: tuple[tuple[Plan, Cost], ...]
     """The other legal plans, of the lowest estimate first."""
     refused: tuple[tuple[Plan, tuple[str, ...]], ...]
     """Plans that are not legal, with their reasons."""
@@ -114,11 +114,12 @@ class Explanation:
     def why(self) -> str:
         """One sentence on what decided."""
         part = max(self.parts, key=lambda name: self.parts[name])
-        count = len(self.slower) + 1
-        largest = f"its largest part is {part.removesuffix('_us')} ({self.parts[part]:.1f} us)"
+        largest = f"the estimate's largest part is {part.removesuffix('_us')} ({self.parts[part]:.1f} us)"
+        size = chooser.size(self.m)
+        what = f"up to {size} tokens" if size == chooser.bucket(self.m) else f"all beyond {chooser.BUCKETS[-2]} tokens"
         if self.measured:
-            return f"measured to be the fastest for up to {chooser.bucket(self.m)} tokens; {largest}"
-        return f"the lowest estimate of {count} legal plans for up to {chooser.bucket(self.m)} tokens; {largest}"
+            return f"measured to be the fastest for {what}; {largest}"
+        return f"the lowest estimate of {len(self.others) + 1} legal plans for {what}, compared at {size}; {largest}"
 
     def __str__(self) -> str:
         problem, arch, geometry = self.problem, self.problem.arch, launch_geometry(self.problem, self.plan, self.m)
@@ -134,8 +135,8 @@ class Explanation:
             f"  kernel    {self._kernel()}",
         ]
         lines += [
-            f"  slower    {plan}: {cost.us:.1f} us ({cost.us / self.cost.us:.2f}x)"
-            for plan, cost in self.slower[:_RUNNERS_UP]
+            f"  other     {plan}: {cost.us:.1f} us ({cost.us / self.cost.us:.2f}x)"
+            for plan, cost in self.others[:_RUNNERS_UP]
         ]
         lines += [f"  refused   {plan}: {'; '.join(reasons)}" for plan, reasons in self._telling_refusals()]
         return "\n".join(lines)

@@ -44,12 +44,7 @@ class Problem:
     @cached_property
     def folds(self) -> bool:
         """Group scales may multiply the operands instead of fp32 sums: nothing would be rounded."""
-        return self.spec.zero == "none" and exact_products(self.spec.value, self.spec.scale, self.act)
-
-    @property
-    def merges(self) -> bool:
-        """Folding is free: the scale joins the factor that a float's conversion multiplies with. As `kMerges` in cuda/dequant.cuh."""
-        return self.folds and self.spec.scale.specials != "e8m0"
+        return self.spec.zero == "none" and product_rounding(self.spec.value, self.spec.scale, self.act) == 0.0
 
     @property
     def out_bytes(self) -> int:
@@ -62,22 +57,32 @@ class Problem:
         return f"{self.spec} x {self.act} -> {self.out}, {self.n}x{self.k}{', batch-invariant' * self.batch_invariant}"
 
 
-@cache
-def exact_products(value: DType, scale: DType, act: str) -> bool:
-    """Every product of a value and a scale that float32 can hold is an operand of type `act`, so multiplying rounds nothing.
+def merges(value: DType, scale: DType) -> bool:
+    """A scale in the operand is free: it joins the factor that a float's conversion multiplies with. As `kMerges` in cuda/dequant.cuh."""
+    return value.is_float and scale.bits <= 8 and scale.specials != "e8m0" and scale.exponent <= 5
 
-    But for e8m0 scales, operands lack the power of two that all scales are below twice of: it is taken back on fp32.
+
+@cache
+def product_rounding(value: DType, scale: DType, act: str) -> float | None:
+    """The largest relative error of a value times a scale as an operand of type `act`: 0 where every product is an operand, found by trying
+    all; None where kernels may not multiply so, since range would be lost.
+
+    Operands lack a power of two, which is taken back on fp32: 2^6 of integers as bf16, 2^9 as fp16, and where scales merge the one that
+    all of them are below twice of. Products beyond float32 do not count. Products of bf16 scales may become subnormal operands below
+    2^-120: then they lose more than is said here, 2^-128 each at most.
     """
-    if value.is_int or value.kind == "codebook" or scale.bits > 8 or (act == "fp16" and scale.specials == "e8m0"):
-        return False
+    if scale.name == "bf16" and act == "bf16":
+        return 2.0**-8
+    if scale.bits > 8 or value.kind == "codebook" or (act == "fp16" and (value.is_int or scale.specials == "e8m0")):
+        return None
     values = torch.tensor([v for v in value.values if math.isfinite(v)], dtype=torch.float64)
     scales = torch.tensor([v for v in scale.values if math.isfinite(v)], dtype=torch.float64)
-    if scale.specials != "e8m0":
-        scales = scales / 2.0 ** (1 << (scale.exponent - 1))
-    products = (values[:, None] * scales).flatten()
-    products = products[products.abs() <= torch.finfo(torch.float32).max]
-    operand = torch.bfloat16 if act == "bf16" else torch.float16
-    return bool((products.to(operand).double() == products).all())
+    exact = (values[:, None] * scales).flatten()
+    exact = exact[exact.abs() <= torch.finfo(torch.float32).max]
+    left = 2.0**6 if value.is_int else 2.0 ** (1 << (scale.exponent - 1)) if merges(value, scale) else 1.0
+    operands = (exact / left).to(torch.bfloat16 if act == "bf16" else torch.float16).double() * left
+    error = ((operands - exact).abs() / exact.abs().clamp_min(torch.finfo(torch.float64).tiny)).max().item()
+    return error if error <= 2.0**-8 else None
 
 
 def unsupported(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", help="chip, such as sm_90a or sm_90a:114 (SMs); default the GPU here, else sm_90a")
     parser.add_argument("--batch-invariant", action="store_true", help="of a layer with batch_invariant=True")
     parser.add_argument("--source", action="store_true", help="print the generated kernels")
-    parser.add_argument("--all", action="store_true", help="list every slower and every refused plan")
+    parser.add_argument("--all", action="store_true", help="list every other and every refused plan")
     parser.add_argument("--no-compile", action="store_true", help="take kernels from the cache only")
     parser.add_argument("--table", action="store_true", help="print formats x chips and stop (markdown)")
     parser.add_argument("--brief", action="store_true", help="with --table: kinds of formats x kinds of chips, as in the README")
@@ -126,13 +126,14 @@ def _layout_text(layout: Layout) -> str:
 
 
 def _facts(answer: Explanation, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One answer as JSON; all slower and refused plans with --all, the source with --source."""
+    """One answer as JSON; all other and refused plans with --all, the source with --source."""
     kernel = answer.compiled
     facts: dict[str, Any] = {
         "m": answer.m,
         "arch": answer.problem.arch.name,
         "plan": asdict(answer.plan),
         "why": answer.why,
+        "measured": answer.measured,
         "estimate_us": {"total": answer.cost.us, **answer.parts},
         "floor_us": answer.floor_us,
         "bytes_moved": answer.bytes_moved,
@@ -143,7 +144,7 @@ def _facts(answer: Explanation, arguments: argparse.Namespace) -> dict[str, Any]
         "note": answer.note,
     }
     if arguments.all:
-        facts["slower"] = [{"plan": str(plan), "us": cost.us} for plan, cost in answer.slower]
+        facts["others"] = [{"plan": str(plan), "estimate_us": cost.us} for plan, cost in answer.others]
         facts["refused"] = [{"plan": str(plan), "reasons": reasons} for plan, reasons in answer.refused]
     if arguments.source:
         facts["source"] = _source(answer)
@@ -151,7 +152,7 @@ def _facts(answer: Explanation, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def _everything(answer: Explanation) -> str:
-    lines = [f"  {cost.us:8.1f} us  {plan}" for plan, cost in answer.slower]
+    lines = [f"  {cost.us:8.1f} us  {plan}" for plan, cost in answer.others]
     lines += [f"   refused    {plan}: {'; '.join(reasons)}" for plan, reasons in answer.refused]
     return "\n".join(lines)
 

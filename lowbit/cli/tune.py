@@ -32,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=shapes, help="NxK, output x input features, with commas")
     parser.add_argument("--spec", default="int4_g128", help="weight formats, with commas (%(default)s)")
     parser.add_argument("--act", default="bf16", help="activation type, bf16 or fp16 (%(default)s)")
-    parser.add_argument("--m", type=counts, default=(1, 8, 16, 32, 64), help="numbers of tokens, with commas (1,8,16,32,64)")
+    parser.add_argument(
+        "--m",
+        type=counts,
+        default=(1, 8, 16, 32, 64),
+        help="numbers of tokens, with commas (1,8,16,32,64); all beyond 64 share a kernel, which is tuned for 2048",
+    )
     parser.add_argument("--tries", type=int, default=48, help="plans to try for each (%(default)s)")
     parser.add_argument("--plans", type=Path, required=True, metavar="FILE", help="where to keep them")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -46,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lowbit.ops.checks import DTYPES, check_act
     from lowbit.ops.gemm import device_arch, problem_of
     from lowbit.plan import store
-    from lowbit.plan.candidates import bucket
+    from lowbit.plan.choose import bucket, size
     from lowbit.problem import check
     from lowbit.testing.tune import Bench, fastest
     from lowbit.weights import WeightSpec
@@ -54,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     path: Path = arguments.plans
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise BadInput(f"--plans must name a file that can be written; {path} cannot")
+    if forced := os.environ.get("LOWBIT_PLAN"):
+        raise BadInput(f"LOWBIT_PLAN={forced} leaves nothing to choose from: unset it to measure all kernel families")
     if arguments.tries < 1:
         raise BadInput(f"--tries must be at least 1; got {arguments.tries}")
     check_act(arguments.act, arguments.act)
@@ -67,16 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
     for spec in specs:
         check(spec, arguments.act, arch)
     found: list[Found] = []
-    sizes = sorted({bucket(m) for m in arguments.m})
+    buckets = sorted({bucket(m) for m in arguments.m})
     for layout in layouts:
         bench = Bench(layout, arguments.act, index, DTYPES[arguments.act])
         problem = problem_of(layout, arguments.act, arguments.act, arch)
-        for tokens in sizes:
+        for most in buckets:
+            tokens = size(most)
             found.append(fastest(problem, tokens, arguments.tries, partial(bench.times, problem, tokens)))
-            kept.setdefault(store.name_of(problem), {})[tokens] = found[-1].plan
-            done, last = f"{len(found)}/{len(layouts) * len(sizes)}", found[-1]
+            kept.setdefault(store.name_of(problem), {})[most] = found[-1].plan
+            store.write(path, kept)
+            done, last = f"{len(found)}/{len(layouts) * len(buckets)}", found[-1]
             say(f"{done}  {problem.label}, {tokens} tokens: {last.us:.2f} us, untuned {last.estimated_us:.2f}")
-        store.write(path, kept)
     if arguments.json:
         print(json.dumps([_row(f) for f in found], indent=1))
         return 0
@@ -85,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         gain = f"{f.estimated_us / f.us - 1:.0%}"
         rows.append([f.problem.label, str(f.tokens), f"{f.estimated_us:.2f}", f"{f.us:.2f}", gain, str(f.tried), str(f.plan)])
     print(table(rows, 1))
-    print(f"{len(found)} plans in {path}: LOWBIT_TUNED={path}")
+    print(f"{len(found)} plans in {path}: LOWBIT_TUNED={path.resolve()}")
     return 0
 
 

@@ -244,7 +244,7 @@ struct ScaleE8m0 {  // 2^(code - 127): the code is float's exponent; code 0 is t
     }
 };
 template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as above: bits in place, times a power of two
-    static constexpr int kBytes = 1, kBias = (1 << (kExponent - 1)) - 1, kTop = 1 << (kExponent - 1);
+    static constexpr int kBytes = 1, kBias = (1 << (kExponent - 1)) - 1, kTop = kExponent <= 5 ? 1 << (kExponent - 1) : 0;  // 2^32 less: sums may underflow
     HW_FN static float value(const u32* w, int i) {
         constexpr u32 kMagnitude = ((1u << (kExponent + kMantissa)) - 1) << (23 - kMantissa);
         const u32 code = w[i / 4] << (31 + !kSigned - kExponent - kMantissa - 8 * (i & 3));  // its sign on top
@@ -254,7 +254,7 @@ template <int kExponent, int kMantissa, bool kSigned> struct ScaleFloat {  // as
     template <class Operand, int kUp> HW_FN static u32 pair(const u32* w, int group) {
         using B = Bits<Operand>;
         constexpr int kWidth = kExponent + kMantissa, kAll = B::kBias - kBias + kUp;  // bits are 2^(B::kBias - kBias) too small
-        const u32 codes = spread_bytes(w, group, true);  // magnitude at kWidth + 7 - kSigned .. 8 - kSigned .. of each half, if 8 bits wide
+        const u32 codes = spread_bytes(w, group, true);  // of each half: magnitude at bit 8, sign above it
         const u32 magnitude = shift(codes, B::kFraction - kMantissa - 8) & both(((1u << kWidth) - 1) << (B::kFraction - kMantissa));
         const u32 bits = kSigned ? (shift(codes, 7 - kWidth) & 0x80008000) | magnitude : magnitude;
         if constexpr (kAll <= B::kBias) return Operand::fma(bits, B::power(kAll), kMinusZero);

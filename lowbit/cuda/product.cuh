@@ -9,8 +9,8 @@ namespace lowbit {
 // Group scales act in one of two ways:
 // * on fp32 partial sums, acc += scale * part, once per kStep of k. Any scale format, exact products, so that the only error is fp32 accumulation.
 // * in the operand (C::kFold), by the FMA of a float's conversion (kMerges) or one more per register. Exact where every product of a value and a scale
-//   is an operand (problem.folds): 8-bit scales of narrow floats. An integer times a bf16 scale rounds to bf16, 2^-8 of a weight at most: tile_mma
-//   at many tokens alone does that (plan.rounds).
+//   is an operand (problem.folds): 8-bit scales of narrow floats. A bf16 scale times anything rounds to bf16, 2^-8 of a weight at most: tile_mma at
+//   many tokens alone does that (plan.rounds).
 template <class C, int kRowBlocks> struct Weights {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;

@@ -113,7 +113,8 @@ class Cache:
         places = ", ".join(map(str, self._roots()))
         return MissingKernel(
             f"{source.label} for {source.arch} (key {source.key[:32]}) may not be compiled and is not in {places}: "
-            f"compile its layer with `lowbit warmup --freeze FOLDER` (see its --help), or unset LOWBIT_NO_JIT"
+            f"compile its layer with `lowbit warmup --freeze FOLDER` (see its --help; with LOWBIT_TUNED and LOWBIT_PLAN as they are here), "
+            "or unset LOWBIT_NO_JIT"
         )
 
 

@@ -167,7 +167,10 @@ class Runner:
         return plan, Cache().get_or_compile(generate(self.problem, plan))
 
     def check_compiler(self) -> None:
-        """Raises now what calls would raise: Unsupported without a compiler, MissingKernel if kernels must be frozen and none is."""
+        """Raises now what calls would raise: BadInput for LOWBIT_TUNED, Unsupported without a compiler, MissingKernel if kernels must
+        be frozen and none is.
+        """
+        choose(self.problem, 1)  # raises for plans that cannot be read
         cache = Cache()
         if cache.jit:
             try:

@@ -57,8 +57,9 @@ def _enumerate(problem: Problem, tokens: int, family: str) -> Iterator[Plan]:
     if (not wgmma or family == "stream") and tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
         streams += _stream(problem, min(tokens, STREAM_TOKENS))
     yield from streams
-    # At 16 tokens tile_mma takes 1.3 times as long as stream (H200). Where it is beaten, only the one order of sums for all sizes may need it.
-    beaten = (wgmma or tokens <= 16) and not family and not problem.batch_invariant
+    # At 16 tokens tile_mma takes 1.3 times as long as stream (H200); but where it alone serves many tokens, the one order of sums for all sizes may
+    # need it for few.
+    beaten = not family and (wgmma or (tokens <= 16 and not problem.batch_invariant))
     if beaten and not all(illegal(problem, plan) for plan in streams):
         return
     for narrower in sorted({max(8, tokens), max(8, tokens // 2), max(8, tokens // 4)}, reverse=True):

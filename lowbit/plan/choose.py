@@ -25,7 +25,7 @@ MAX_GRID_Y = 65535
 
 @dataclass(frozen=True)
 class Choice:
-    """The plan for a bucket of M, and the runners-up with their estimates."""
+    """The plan for a bucket of M, and the others by their estimates."""
 
     plan: Plan
     cost: Cost
@@ -44,11 +44,11 @@ def choose(problem: Problem, m: int) -> Plan:
 
 
 def explain(problem: Problem, m: int) -> Choice:
-    """As `choose`, with the estimates of every legal plan, best first, and the reasons against the others."""
-    plans, plan = ranked(problem, m), choose(problem, m)
-    cost = estimate(problem, plan, _size(bucket(m)))
-    others = tuple(pair for pair in plans if pair[0] != plan)
-    return Choice(plan, cost, others, tuple(rejected(problem, bucket(m))), plan != plans[0][0])
+    """As `choose`, with the estimates of every legal plan for just `m` tokens, and the reasons against the others."""
+    plans, plan = [plan for plan, _ in ranked(problem, m)], choose(problem, m)
+    costs = {p: estimate(problem, p, m) for p in (plan, *plans)}
+    others = sorted(((p, costs[p]) for p in plans if p != plan), key=lambda pair: pair[1].us)
+    return Choice(plan, costs[plan], tuple(others), tuple(rejected(problem, bucket(m))), plan != plans[0])
 
 
 def ranked(problem: Problem, m: int) -> Sequence[tuple[Plan, Cost]]:
@@ -80,13 +80,13 @@ def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]
         if not plans:  # one family was asked for
             raise Unsupported([f"{forced} has no plan for {m} tokens that cuts k in {cut[0]} x {cut[1]} parts, as all sizes can for "
                                f"{problem.label}: unset LOWBIT_PLAN or use batch_invariant=False"])  # fmt: skip
-    scored = [(plan, estimate(problem, plan, _size(m))) for plan in plans]
+    scored = [(plan, estimate(problem, plan, size(m))) for plan in plans]
     return sorted(scored, key=lambda pair: pair[1].us)  # stable: ties keep the order of enumeration
 
 
-def _size(m: int) -> int:
-    """The number of tokens that the plans of a bucket are compared for."""
-    return LAST_M if m == BUCKETS[-1] else m
+def size(m: int) -> int:
+    """The number of tokens that plans for m are compared for: the most that share the kernel, LAST_M where there is no end."""
+    return LAST_M if bucket(m) == BUCKETS[-1] else bucket(m)
 
 
 def _cut(plan: Plan) -> tuple[int, int]:
@@ -101,7 +101,7 @@ def _invariant_cut(problem: Problem) -> tuple[int, int]:
     for m in BUCKETS:
         costs: dict[tuple[int, int], float] = {}
         for plan in candidates(problem, m):
-            costs[_cut(plan)] = min(costs.get(_cut(plan), math.inf), estimate(problem, plan, _size(m)).us)
+            costs[_cut(plan)] = min(costs.get(_cut(plan), math.inf), estimate(problem, plan, size(m)).us)
         best.append(costs)
     shared = [cut for cut in best[0] if all(cut in costs for costs in best)]
     if not shared:

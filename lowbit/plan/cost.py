@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowbit.plan.plan import RESERVED_SMEM, Plan, folds, layout_of, natural_registers, register_limit, smem_map
+from lowbit.plan.plan import (
+    RESERVED_SMEM,
+    Plan,
+    fold_is_free,
+    folds,
+    layout_of,
+    natural_registers,
+    register_limit,
+    smem_map,
+)
 from lowbit.problem import Problem
 
 CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 4 or 8 can fill, 120 of 132; clusters of 2 fill all
@@ -179,7 +188,8 @@ def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
     stage_bytes = smem_map(problem, plan).stage
 
     products = warps * 8 * plan.warp_blocks * tiles
-    slots = warps * 8 * plan.warp_blocks * (10 * _convert(problem) + 4 * folds(problem, plan))
+    scaling = 4 if folds(problem, plan) and not fold_is_free(problem) else 0
+    slots = warps * 8 * plan.warp_blocks * (10 * _convert(problem) + scaling)
     if layout.grouped and not folds(problem, plan):
         slots += warps * plan.warp_blocks * tiles * 6 * 128 / layout.step  # sums of groups
     slots += warps * 8 * -(-tiles // 2)

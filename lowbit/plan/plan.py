@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lowbit.arch import Arch
 from lowbit.layout.pack import PANEL_BLOCKS, Layout
-from lowbit.problem import Problem, unsupported
+from lowbit.problem import Problem, merges, product_rounding, unsupported
 
 FAMILIES = ("stream", "stream_wgmma", "tile_mma")
 MAX_CLUSTER = 8  # portable limit
@@ -108,7 +108,13 @@ def folds(problem: Problem, plan: Plan) -> bool:
     """
     step = layout_of(problem).step
     tokens = 32 if problem.batch_invariant else plan.tokens // plan.token_warps
-    return (step > 0 and problem.folds and (problem.merges or step < 2 * tokens)) or rounds(problem, plan)
+    exact = step > 0 and problem.folds and (fold_is_free(problem) or step < 2 * tokens)
+    return exact or rounds(problem, plan)
+
+
+def fold_is_free(problem: Problem) -> bool:
+    """Scales in the operands join a factor that conversion multiplies with anyway."""
+    return merges(problem.spec.value, problem.spec.scale)
 
 
 def rounds(problem: Problem, plan: Plan) -> bool:
@@ -116,10 +122,12 @@ def rounds(problem: Problem, plan: Plan) -> bool:
 
     376 and 411 TFLOP/s without and with it (tile_mma, int4_g128, 8192x8192, M = 8192, H200). Never where bits must not depend on M.
     """
+    spec = problem.spec
     if plan.family != "tile_mma" or plan.tokens < 64 * plan.token_warps or problem.batch_invariant or problem.act != "bf16":
         return False
-    exact_scale = problem.spec.scale.bits <= 8 or problem.spec.scale.name == "bf16"
-    return layout_of(problem).grouped and exact_scale and problem.spec.zero != "float" and not problem.folds
+    if not layout_of(problem).grouped or spec.zero == "float" or (spec.zero == "int" and spec.scale.name != "bf16"):
+        return False
+    return bool(product_rounding(spec.value, spec.scale, problem.act))
 
 
 def streams_by_wgmma(problem: Problem) -> bool:

@@ -7,6 +7,7 @@ must choose alike, so no file is searched for: it is the one that LOWBIT_TUNED n
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import astuple, fields
 from functools import lru_cache
@@ -43,14 +44,14 @@ def read(path: str) -> Tuned:
     """The content of a file, read once in a process. Raises BadInput."""
     try:
         content = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"the tuned plans in {path} cannot be read ({error}): unset LOWBIT_TUNED, or write them by `lowbit tune`") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"the tuned plans in {path} cannot be read ({error}): name another file, or write one with `lowbit tune`") from error
     alien = BadInput(f"{path} must hold tuned plans of format {_FORMAT}, as `lowbit tune` writes them; it holds something else")
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("plans"), dict):
         raise alien
     found: dict[str, dict[int, Plan]] = {}
     for name, plans in content["plans"].items():
-        if not isinstance(plans, dict) or not all(tokens.isdecimal() for tokens in plans):
+        if not isinstance(plans, dict) or not all(tokens.isdecimal() and len(tokens) < 10 for tokens in plans):
             raise alien
         for tokens, values in plans.items():
             if not isinstance(values, list) or [type(value) for value in values] != _TYPES:
@@ -66,6 +67,6 @@ def write(path: Path, tuned: Tuned) -> None:
     for name, plans in sorted(tuned.items()):
         values = {str(tokens): list(astuple(plan)) for tokens, plan in sorted(plans.items())}
         lines.append(f"{json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}")
-    draft = path.with_name(path.name + ".part")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     draft.write_text(f'{{"format": {_FORMAT}, "plans": {{\n' + ",\n".join(lines) + "\n}}\n", "utf-8")
     draft.replace(path)

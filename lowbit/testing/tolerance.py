@@ -5,8 +5,8 @@ Knows how tensor cores add and how numbers are rounded; it must not know plans o
 Operands are exact: codes become 16-bit numbers without an error, and products of 16-bit numbers fit the sums below. Two things
 make them differ from w by a relative error of up to R, `operand_rounding`: codebooks have entries that are no 16-bit numbers, at
 most 2^-8 (bf16) or 2^-11 (fp16) unless an entry is a subnormal operand; and plans may round weights times scales to bf16
-(`plan.rounds`), 2^-8. So R T is theirs. What is left, with T = sum over k of |x w|, of the operands (1 + R) times that of w, which
-no partial sum exceeds:
+(`plan.rounds`), 2^-8 where operands are no subnormals. So R T is theirs. What is left, with T = sum over k of |x w|, of the
+operands (1 + R) times that of w, which no partial sum exceeds:
 
 1. Tensor cores add blocks of products to the accumulator. Every term is cut toward zero `fraction` bits below the
    largest exponent and so loses less than 2^-fraction T; a block has `size` products and the accumulator. Its result is
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lowbit.errors import BadType
-from lowbit.problem import rounded_codebook
+from lowbit.problem import product_rounding, rounded_codebook
 from lowbit.weights import WeightSpec
 
 _SUMS = ((90, 16, 25), (80, 8, 24), (0, 4, 24))  # from this capability x 10 on: products in a block, fraction bits
@@ -36,7 +36,7 @@ def operand_rounding(spec: WeightSpec, act: str, scaled: bool = False) -> float:
     """The largest relative error of a weight that kernels multiply with `act` activations: 0 but for codebooks, and where
     group scales multiply operands that cannot hold the product (`scaled`, which `plan.rounds` says of a plan).
     """
-    scales = 2.0**-8 if scaled else 0.0
+    scales = (product_rounding(spec.value, spec.scale, act) or 0.0) if scaled else 0.0
     if spec.value.kind != "codebook":
         return scales
     exact, rounded = torch.tensor(spec.value.codebook).double(), rounded_codebook(spec.value, act).double()

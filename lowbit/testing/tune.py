@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from lowbit.errors import CompileError, LowbitError
+from lowbit.errors import CompileError, LaunchError, LowbitError
 from lowbit.jit.cache import Cache
 from lowbit.jit.compile import Compiled
 from lowbit.jit.generate import generate
@@ -31,7 +31,6 @@ from lowbit.problem import Problem
 from lowbit.quantize import quantize
 from lowbit.testing.timing import graph_us, num_copies
 
-MOST = 48
 REPLAYS, FINAL_REPLAYS = 5, 15
 _FINALISTS = 4
 _ERROR = 0.01  # relative, of the whole output: 16-bit rounding is 0.002
@@ -59,6 +58,8 @@ def fastest(problem: Problem, tokens: int, most: int, times: Times) -> Found:
     """Try the `most` plans of the lowest estimates once, the best of them and the first again; the fastest of those wins."""
     plans = [plan for plan, _ in ranked(problem, tokens)[:most]]
     first = times(plans, REPLAYS)
+    if not min(first) < math.inf:
+        raise LowbitError(f"none of {len(plans)} plans for {problem.label}, {tokens} tokens, could be compiled and launched")
     order = sorted(range(len(plans)), key=lambda i: first[i])[:_FINALISTS]
     finalists = list(dict.fromkeys([plans[0], *(plans[i] for i in order)]))
     final = times(finalists, FINAL_REPLAYS)
@@ -102,7 +103,7 @@ class Bench:
         self._x_dtype = x_dtype
 
     def times(self, problem: Problem, tokens: int, plans: Sequence[Plan], replays: int) -> list[float]:
-        """Of calls with `tokens` tokens, infinite for a plan that does not compile. LowbitError if a result is wrong."""
+        """Of calls with `tokens` tokens, infinite for a plan that does not compile or launch. LowbitError if a result is wrong."""
         x = torch.randn(tokens, self.layout.k, device=self._w.device, generator=self._random).to(self._x_dtype)
         want = x.float() @ self._w.T
         found = []
@@ -112,7 +113,10 @@ class Bench:
         return found
 
     def _us(self, runner: OnePlan, x: Tensor, want: Tensor, replays: int) -> float:
-        y = runner(x, self._units[0], self._channel, None)
+        try:
+            y = runner(x, self._units[0], self._channel, None)
+        except LaunchError:
+            return math.inf
         error = float((y.float() - want).norm() / want.norm())
         if not error <= _ERROR:
             what = f"{runner.problem.label}, {len(x)} tokens, {runner._only[0]}"

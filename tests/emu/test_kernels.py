@@ -245,7 +245,10 @@ def telling(spec_name: str, n: int, k: int, powers: int = 13) -> tuple[QuantWeig
     codes[~torch.isfinite(spec.value.decode_table()[codes])] = 0x2B
     shape = spec.scale_shape(n, k)
     power = (torch.arange(shape[0])[:, None] * 5 + torch.arange(shape[1])[None, :] * 7) % powers - powers // 2
-    scales = spec.scale.encode(torch.exp2(power)) if spec.scale.bits <= 8 else torch.exp2(power).to(spec.scale.storage)
+    scale = torch.exp2(power)
+    if spec.scale.signed:
+        scale = torch.where((torch.arange(shape[0])[:, None] + torch.arange(shape[1])[None, :]) % 3 == 1, -scale, scale)
+    scales = spec.scale.encode(scale) if spec.scale.bits <= 8 else scale.to(spec.scale.storage)
     scale2 = {
         "none": None,
         "tensor": torch.tensor(0.5),

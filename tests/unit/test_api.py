@@ -16,7 +16,7 @@ from lowbit.errors import BadInput, BadType, UnknownSpec, Unsupported
 from lowbit.jit.cache import Cache
 from lowbit.jit.generate import generate
 from lowbit.ops.gemm import problem_of
-from lowbit.plan.choose import BUCKETS, choose
+from lowbit.plan.choose import BUCKETS, choose, size
 from lowbit.plan.plan import illegal
 from lowbit.problem import ACTIVATIONS
 
@@ -80,9 +80,22 @@ def test_plan_is_the_one_the_library_runs_and_is_legal() -> None:
             answer = lowbit.explain(layer, m, name, compiled=False)
             assert answer.plan == choose(problem, m)
             assert not illegal(problem, answer.plan)
-            assert all(cost.us >= answer.cost.us for _, cost in answer.slower)
-            assert not any(illegal(problem, plan) for plan, _ in answer.slower)
+            assert not any(illegal(problem, plan) for plan, _ in answer.others)
+            assert [cost.us for _, cost in answer.others] == sorted(cost.us for _, cost in answer.others)
+            if not answer.measured and m == size(m):
+                assert all(cost.us >= answer.cost.us for _, cost in answer.others)
             assert all(illegal(problem, plan) == reasons != () for plan, reasons in answer.refused)
+
+
+def test_no_estimate_is_below_its_floor_and_what_the_plan_serves_is_said() -> None:
+    layer = linear(n=4096, k=4096)
+    for m in (1, 5, 16, 100, 8192):
+        answer = lowbit.explain(layer, m, "sm_80", compiled=False)
+        assert answer.cost.us >= 0.9 * answer.floor_us
+    told = {m: lowbit.explain(layer, m, "sm_80", compiled=False).why for m in (5, 100, 8192)}
+    assert "legal plans for up to 8 tokens, compared at 8;" in told[5]
+    assert "legal plans for all beyond 64 tokens, compared at 2048;" in told[100]
+    assert told[100].split(";")[0] == told[8192].split(";")[0]
 
 
 def test_bytes_and_floor_are_those_of_the_problem() -> None:
@@ -105,7 +118,7 @@ def test_text_names_everything() -> None:
     for name, value in answer.parts.items():
         assert f"{name.removesuffix('_us')} {value:.1f}" in text
     assert 1 <= text.count("  refused ") <= 4
-    assert text.count("  slower ") == 3
+    assert text.count("  other ") == 3
 
 
 @needs_compiler

@@ -24,8 +24,9 @@ from lowbit.jit.generate import generate
 from lowbit.plan import plan as plan_module
 from lowbit.plan.candidates import candidates
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose, explain
-from lowbit.plan.plan import FAMILIES, Plan, folds, illegal, launch_geometry, layout_of, smem_map
-from lowbit.problem import Problem, unsupported
+from lowbit.plan.plan import FAMILIES, Plan, folds, illegal, launch_geometry, layout_of, rounds, smem_map
+from lowbit.problem import Problem, product_rounding, unsupported
+from lowbit.testing.tolerance import operand_rounding
 from lowbit.weights import WeightSpec
 
 FORMATS = ("int4_g128", "int4_g32", "int4", "int8", "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp4", "nvfp4")
@@ -163,6 +164,40 @@ def test_batch_invariant_plans_cut_k_alike_whatever_the_batch() -> None:
         free = {choose(problem, m) for m in BUCKETS}
         mended += len({(plan.k_warps, plan.split) for plan in free}) > 1
     assert mended > 20
+
+
+@pytest.mark.parametrize(
+    ("spec", "act", "error"),
+    [
+        ("nvfp4", "bf16", 0.0), ("nvfp4", "fp16", 0.0), ("mxfp4", "bf16", 0.0), ("mxfp4", "fp16", None), ("int4_g128_e8m0", "bf16", 0.0),
+        ("int4_g64_e4m3", "bf16", 0.0), ("int4_g64_e4m3", "fp16", None), ("int8_g64_e4m3", "bf16", 1 / 259), ("mxfp8", "bf16", None),
+        ("int4_g128_bf16", "bf16", 2**-8), ("int4_g128_bf16", "fp16", None), ("int4_g128_fp32", "bf16", None), ("fp4_e2m1_g16_ue7m1", "bf16", 0.0),
+        ("fp4_e2m1_g16_e5m2", "fp16", None), ("fp8_e5m2_g32_ue7m0", "bf16", 0.0), ("nf4_g64_bf16", "bf16", 2**-8), ("nf4_g64_e4m3", "bf16", None),
+    ],
+)  # fmt: skip
+def test_what_a_scale_in_the_operand_rounds(spec: str, act: str, error: float | None) -> None:
+    of = WeightSpec.parse(spec)
+    assert product_rounding(of.value, of.scale, act) == (error if error is None else pytest.approx(error, rel=1e-12))
+    assert problem_of(spec, 64, 256, arch("sm_80")).folds == (product_rounding(of.value, of.scale, "bf16") == 0)
+
+
+def test_only_many_tokens_of_tile_mma_round_scales_into_operands() -> None:
+    layer, plan = problem_of("int4_g128_bf16", 512, 1024, arch("sm_80")), Plan("tile_mma", 128, 4, 2, token_warps=2, stages=2)
+    assert rounds(layer, plan)
+    assert folds(layer, plan)
+    assert operand_rounding(layer.spec, "bf16", True) == 2**-8
+    assert operand_rounding(layer.spec, "bf16") == 0
+    nf4 = WeightSpec.parse("nf4_g64_bf16")
+    assert operand_rounding(nf4, "bf16", True) == pytest.approx((1 + operand_rounding(nf4, "bf16")) * (1 + 2**-8) - 1)
+    others = [
+        (layer, replace(plan, tokens=64)), (layer, replace(plan, token_warps=4)), (layer, Plan("stream", 64, 1, 4)),
+        (replace(layer, batch_invariant=True), plan), (replace(layer, act="fp16"), plan),
+        *((problem_of(spec, 512, 1024, arch("sm_80")), plan) for spec in
+          ("int4", "int4_g128_fp32", "int4_g128_fp16", "uint4zf_g128", "uint4z_g128_e4m3", "mxfp8", "nvfp4", "int4_g128_e8m0")),
+    ]  # fmt: skip
+    assert not any(rounds(*pair) for pair in others)
+    for spec in ("uint4z_g128_bf16", "int8_g64_e4m3", "nf4_g64_bf16", "fp8_e4m3_b128x128_bf16"):
+        assert rounds(problem_of(spec, 512, 1024, arch("sm_80")), plan), spec
 
 
 def test_a_forced_family_that_cannot_be_batch_invariant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ import pytest
 from lowbit.api import explain
 from lowbit.arch import ARCHS, arch, arch_of_capability
 from lowbit.cli import main
-from lowbit.errors import BadInput
+from lowbit.errors import BadInput, LowbitError
 from lowbit.plan import store
-from lowbit.plan.choose import BUCKETS, choose, ranked
+from lowbit.plan.candidates import LAST_M
+from lowbit.plan.choose import BUCKETS, choose, ranked, size
 from lowbit.plan.plan import Plan, illegal
 from lowbit.problem import Problem
-from lowbit.testing.tune import MOST, Found, fastest
+from lowbit.testing.tune import Found, fastest
 from lowbit.weights import WeightSpec
 
 H200 = arch_of_capability(9, 0, 132)
@@ -56,6 +57,17 @@ def test_the_fastest_of_the_promising_plans_wins_after_a_second_look() -> None:
     assert fastest(layer, 8, 12, Clock({})).plan == plans[0]  # nothing gained, nothing changed
 
 
+def test_a_plan_that_never_ran_does_not_win() -> None:
+    layer = problem()
+    with pytest.raises(LowbitError, match=r"none of 3 plans for int4_g128 .* 8 tokens, could be compiled and launched"):
+        fastest(layer, 8, 3, lambda plans, replays: [math.inf] * len(plans))
+
+
+def test_plans_are_tuned_for_the_number_of_tokens_that_they_are_compared_for() -> None:
+    assert [size(m) for m in (1, 2, 8, 9, 16, 33, 64)] == [1, 8, 8, 16, 16, 64, 64]
+    assert size(65) == size(8192) == LAST_M > 1000
+
+
 @pytest.fixture
 def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Problem, Plan]:
     """A file that prefers the last of the plans for 8 tokens of a layer, and is named."""
@@ -78,7 +90,7 @@ def test_a_named_file_decides_for_its_layer_chip_and_number_of_tokens(tuned: tup
     told = explain(layer, 8, compiled=False)
     assert (told.plan, told.measured) == (plan, True)
     assert told.why.startswith("measured to be the fastest for up to 8 tokens")
-    assert [p for p, _ in told.slower] == [p for p, _ in ranked(layer, 8) if p != plan]
+    assert [p for p, _ in told.others] == [p for p, _ in ranked(layer, 8) if p != plan]
     assert not explain(layer, 1, compiled=False).measured
     monkeypatch.setenv("LOWBIT_PLAN", "stream")
     assert choose(layer, 8) == ranked(layer, 8)[0][0]
@@ -106,13 +118,15 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, r"the tuned plans in .* cannot be read .*: unset LOWBIT_TUNED, or write them by `lowbit tune`"),
+        (None, r"the tuned plans in .* cannot be read .*: name another file, or write one with `lowbit tune`"),
         ("{", "cannot be read"),
         ("[]", "must hold tuned plans of format 1"),
         ('{"format": 2, "plans": {}}', "must hold tuned plans of format 1"),
         ('{"format": 1, "plans": {"a": {"8": ["stream", 8]}}}', r"a plan has 10 values, family, tokens, .*; got \['stream', 8\] for a"),
         ('{"format": 1, "plans": {"a": {"8": ["stream", 8, 1, 1, 1, 1, 1, 2, 1, true]}}}', "a plan has 10 values"),
         ('{"format": 1, "plans": {"a": {"8": 7}}}', "a plan has 10 values"),
+        ("[" * 100000, "cannot be read"),
+        (f'{{"format": 1, "plans": {{"a": {{"{"9" * 5000}": []}}}}}}', "must hold tuned plans of format 1"),
         ('{"format": 1, "plans": {"a": 7}}', "must hold tuned plans of format 1"),
         ('{"format": 1, "plans": {"a": {"eight": ["stream", 8, 1, 1, 1, 1, 1, 2, 1, 1]}}}', "must hold tuned plans of format 1"),
     ],
@@ -129,7 +143,6 @@ def test_a_damaged_file_is_refused(text: str | None, words: str, tmp_path: Path,
 def test_what_comes_with_lowbit_is_legal_and_is_used() -> None:
     shipped = store.read(str(store.SHIPPED))
     assert len(shipped) > 20
-    used = 0
     for name, plans in shipped.items():
         chip, spec, act, shape = name.split()
         row, sms = chip.split(":")
@@ -140,11 +153,11 @@ def test_what_comes_with_lowbit_is_legal_and_is_used() -> None:
             assert tokens in BUCKETS
             assert illegal(layer, plan) == ()
             assert choose(layer, tokens) == plan
-            used += plan != ranked(layer, tokens)[0][0]
-    assert used > 40
 
 
-def test_the_command_refuses_before_it_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_before_it_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = str(tmp_path / "t.json")
     for arguments, words in (
         (["--plans", str(tmp_path)], "--plans must name a file that can be written"),
@@ -160,4 +173,6 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path, capsys: pytest.C
     Path(file).write_text(json.dumps({"format": 7}))
     assert main(["tune", "--plans", file]) == 2
     assert "must hold tuned plans of format 1" in capsys.readouterr().err
-    assert MOST == 48
+    monkeypatch.setenv("LOWBIT_PLAN", "stream")
+    assert main(["tune", "--plans", file]) == 2
+    assert "LOWBIT_PLAN=stream leaves nothing to choose from: unset it" in capsys.readouterr().err
