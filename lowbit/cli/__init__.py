@@ -20,7 +20,7 @@ _ABOUT = "Matrix products with weights of 1 to 8 bits, their CUDA kernels compil
 _ENVIRONMENT = (
     "environment: LOWBIT_CACHE folder of compiled kernels (~/.cache/lowbit); LOWBIT_COMPILER nvrtc, nvcc, a path or a full command; "
     "LOWBIT_NO_JIT=1 run frozen kernels only; LOWBIT_WORKERS compiling processes; LOWBIT_PLAN kernel family to force; "
-    "LOWBIT_TUNED plans that `lowbit tune` found"
+    "LOWBIT_TUNED file of plans that `lowbit tune` found"
 )
 
 

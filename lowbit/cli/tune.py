@@ -53,12 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     from lowbit.plan import store
     from lowbit.plan.choose import bucket, size
     from lowbit.problem import check
+    from lowbit.quantize import quantize
     from lowbit.testing.tune import Bench, fastest
     from lowbit.weights import WeightSpec
 
     path: Path = arguments.plans
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise BadInput(f"--plans must name a file that can be written; {path} cannot")
+    if os.path.isdir(path):
+        raise BadInput(f"--plans must name a file; {path} is a folder")
     if forced := os.environ.get("LOWBIT_PLAN"):
         raise BadInput(f"LOWBIT_PLAN={forced} leaves nothing to choose from: unset it to measure all kernel families")
     if arguments.tries < 1:
@@ -66,18 +67,24 @@ def run(arguments: argparse.Namespace) -> int:
     check_act(arguments.act, arguments.act)
     specs = list(dict.fromkeys(WeightSpec.parse(name) for name in arguments.spec.split(",")))
     layouts = [Layout(spec, n, k) for n, k in layers(arguments) for spec in specs]
-    kept = {name: dict(plans) for name, plans in store.read(str(path)).items()} if path.exists() else {}
+    for spec in specs:
+        quantize(torch.linspace(-1, 1, 256).view(2, 128), spec)  # unsigned integers need zero points
+    kept = {name: dict(plans) for name, plans in store.read(str(path)).items()} if os.path.lexists(path) else {}
     if not torch.cuda.is_available():
-        raise BadInput("measuring needs an NVIDIA GPU, and torch.cuda.is_available() is False")
+        raise BadInput("measuring needs an NVIDIA GPU, and torch.cuda.is_available() is False: run it where one is, then use its file")
     index = torch.cuda.current_device()
     arch = device_arch(index)
     for spec in specs:
         check(spec, arguments.act, arch)
+    store.write(path, kept)  # fails now rather than after the first layer
     found: list[Found] = []
     buckets = sorted({bucket(m) for m in arguments.m})
     for layout in layouts:
-        bench = Bench(layout, arguments.act, index, DTYPES[arguments.act])
         problem = problem_of(layout, arguments.act, arguments.act, arch)
+        try:
+            bench = Bench(layout, arguments.act, index, DTYPES[arguments.act])
+        except torch.OutOfMemoryError as error:
+            raise BadInput(f"{problem.label} does not fit in this GPU's memory often enough to be cold: tune smaller layers") from error
         for most in buckets:
             tokens = size(most)
             found.append(fastest(problem, tokens, arguments.tries, partial(bench.times, problem, tokens)))

@@ -14,11 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from lowbit.errors import BadInput
-from lowbit.plan.plan import Plan, illegal
+from lowbit.plan.candidates import BUCKETS
+from lowbit.plan.plan import FAMILIES, Plan, illegal
 from lowbit.problem import Problem
 
 SHIPPED = Path(__file__).with_name("tuned.json")  # what `lowbit tune` found on an H200
 _FORMAT = 1
+_MOST_BYTES = 2**24
 _TYPES = [str if field.name == "family" else int for field in fields(Plan)]
 
 Tuned = Mapping[str, Mapping[int, Plan]]
@@ -42,31 +44,40 @@ def find(problem: Problem, tokens: int, named: str = "") -> Plan | None:
 @lru_cache(maxsize=16)
 def read(path: str) -> Tuned:
     """The content of a file, read once in a process. Raises BadInput."""
+    remedy = "name another file, or write one with `lowbit tune`"
     try:
+        if not Path(path).is_file():
+            raise FileNotFoundError("there is no such file")
+        if Path(path).stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
         content = json.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"the tuned plans in {path} cannot be read ({error}): name another file, or write one with `lowbit tune`") from error
-    alien = BadInput(f"{path} must hold tuned plans of format {_FORMAT}, as `lowbit tune` writes them; it holds something else")
+        raise BadInput(f"the tuned plans in {path} cannot be read ({error}): {remedy}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("plans"), dict):
-        raise alien
+        raise BadInput(f"{path} must hold tuned plans of format {_FORMAT}; it holds something else: {remedy}")
     found: dict[str, dict[int, Plan]] = {}
     for name, plans in content["plans"].items():
-        if not isinstance(plans, dict) or not all(tokens.isdecimal() and len(tokens) < 10 for tokens in plans):
-            raise alien
+        if not isinstance(plans, dict) or not plans.keys() <= set(map(str, BUCKETS)):
+            sizes = ", ".join(map(str, BUCKETS))
+            raise BadInput(f"{path}: plans of a layer are kept by numbers of tokens, {sizes}; got {plans!r:.200} for {name!r:.200}")
         for tokens, values in plans.items():
-            if not isinstance(values, list) or [type(value) for value in values] != _TYPES:
+            if not isinstance(values, list) or [type(value) for value in values] != _TYPES or values[0] not in FAMILIES:
                 names = ", ".join(field.name for field in fields(Plan))
-                raise BadInput(f"{path}: a plan has {len(_TYPES)} values, {names}; got {values!r} for {name}")
+                raise BadInput(f"{path}: a plan has {len(_TYPES)} values, {names}; got {values!r:.200} for {name!r:.200}")
             found.setdefault(name, {})[int(tokens)] = Plan(*values)
     return found
 
 
 def write(path: Path, tuned: Tuned) -> None:
-    """Whole or not at all; a line for each problem."""
+    """Whole or not at all; a line for each problem. Raises BadInput where it cannot be written."""
     lines = []
     for name, plans in sorted(tuned.items()):
         values = {str(tokens): list(astuple(plan)) for tokens, plan in sorted(plans.items())}
         lines.append(f"{json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}")
+    path = path.resolve()  # a link stays one
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    draft.write_text(f'{{"format": {_FORMAT}, "plans": {{\n' + ",\n".join(lines) + "\n}}\n", "utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(f'{{"format": {_FORMAT}, "plans": {{\n' + ",\n".join(lines) + "\n}}\n", "utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise BadInput(f"tuned plans cannot be written to {path}: {error}") from error

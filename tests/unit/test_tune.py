@@ -107,6 +107,24 @@ def test_a_plan_that_is_not_legal_any_more_is_passed_over(tmp_path: Path, monkey
     assert choose(layer, 8) == ranked(layer, 8)[0][0]
 
 
+@pytest.mark.parametrize("place", ["folder/t.json", "x" * 300, "/proc/t.json", "/dev/null/t.json"])
+def test_a_place_that_cannot_be_written_is_refused(place: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="tuned plans cannot be written to"):
+        store.write(tmp_path / place, {})
+
+
+def test_a_link_stays_a_link_and_no_special_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
+    store.write(tmp_path / "a.json", {})
+    assert (tmp_path / "a.json").is_symlink()
+    assert store.read(str(tmp_path / "b.json")) == {}
+    with pytest.raises(BadInput, match="there is no such file"):
+        store.read("/dev/zero")
+    (tmp_path / "large.json").write_bytes(b" " * (2**24 + 1))
+    with pytest.raises(BadInput, match="it has more than 16777216 bytes"):
+        store.read(str(tmp_path / "large.json"))
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     kept = {store.name_of(problem(n=n)): {m: ranked(problem(n=n), m)[0][0] for m in BUCKETS} for n in (64, 1280)}
     store.write(tmp_path / "a.json", kept)
@@ -122,13 +140,15 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "must hold tuned plans of format 1"),
         ('{"format": 2, "plans": {}}', "must hold tuned plans of format 1"),
-        ('{"format": 1, "plans": {"a": {"8": ["stream", 8]}}}', r"a plan has 10 values, family, tokens, .*; got \['stream', 8\] for a"),
+        ('{"format": 1, "plans": {"a": {"8": ["stream", 8]}}}', r"a plan has 10 values, family, tokens, .*; got \['stream', 8\] for 'a'"),
         ('{"format": 1, "plans": {"a": {"8": ["stream", 8, 1, 1, 1, 1, 1, 2, 1, true]}}}', "a plan has 10 values"),
         ('{"format": 1, "plans": {"a": {"8": 7}}}', "a plan has 10 values"),
+        ('{"format": 1, "plans": {"a": {"8": ["wave", 8, 1, 1, 1, 1, 1, 2, 1, 1]}}}', r"a plan has 10 values, .*got \['wave'"),
+        ('{"format": 1, "plans": {"a": {"9": ["stream", 8, 1, 1, 1, 1, 1, 2, 1, 1]}}}', "by numbers of tokens, 1, 8, 16, 32, 64, 128; got"),
         ("[" * 100000, "cannot be read"),
-        (f'{{"format": 1, "plans": {{"a": {{"{"9" * 5000}": []}}}}}}', "must hold tuned plans of format 1"),
-        ('{"format": 1, "plans": {"a": 7}}', "must hold tuned plans of format 1"),
-        ('{"format": 1, "plans": {"a": {"eight": ["stream", 8, 1, 1, 1, 1, 1, 2, 1, 1]}}}', "must hold tuned plans of format 1"),
+        (f'{{"format": 1, "plans": {{"a": {{"{"9" * 5000}": []}}}}}}', "by numbers of tokens"),
+        ('{"format": 1, "plans": {"a": 7}}', "by numbers of tokens"),
+        ('{"format": 1, "plans": {"a": {"eight": ["stream", 8, 1, 1, 1, 1, 1, 2, 1, 1]}}}', "by numbers of tokens"),
     ],
 )
 def test_a_damaged_file_is_refused(text: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +180,12 @@ def test_the_command_refuses_before_it_measures(
 ) -> None:
     file = str(tmp_path / "t.json")
     for arguments, words in (
-        (["--plans", str(tmp_path)], "--plans must name a file that can be written"),
+        (["--plans", str(tmp_path)], "--plans must name a file; "),
         (["--plans", file, "--tries", "0"], "--tries must be at least 1; got 0"),
         (["--plans", file, "--act", "fp8"], "act"),
         (["--plans", file, "--spec", "int9"], "int9"),
         (["--plans", file, "--model", "llama"], "llama"),
+        (["--plans", file, "--spec", "uint4_g128"], "zero point"),
         (["--plans", file], "measuring needs an NVIDIA GPU"),
     ):
         assert main(["tune", *arguments]) == 2
