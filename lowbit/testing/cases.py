@@ -202,5 +202,5 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
             yield Case(name, spec, 104, 1144, (1, plan.tokens + 1), act, plan=plan)
     panels = Plan("tile_mma", 64, 4, 4, stages=2) if act == "bf16" else Plan("tile_mma", 32, 2, 8, stages=2)  # bf16: scales in operands that round
     specs = (("int4_g128", 216), ("nvfp4", 296), ("int8", 392), ("uint4z_g32_bf16", 216), ("int8_g64_e4m3", 56), ("nf4_g64_bf16", 216))
-    for spec, n in (*specs, ("int4_g128_e8m0", 216)):
+    for spec, n in (*specs, ("int4_g64_e8m0", 216)):
         yield Case("tile of two panels", spec, n, 408, (1, panels.tokens + 1), act, plan=panels)
