@@ -6,8 +6,7 @@
 namespace lowbit {
 template <class C> struct Reduce {
     static constexpr u32 kThreads = C::kRowWarps * C::kKWarps * 32, kWarpRows = C::kWarpBlocks * 16, kTileRows = C::kRowWarps * kWarpRows;
-    static constexpr u32 kQuads = kTileRows / 4 / C::kSplit;  // groups of four rows this block finishes, per token
-    static_assert(kTileRows / 4 % C::kSplit == 0, "each block of a cluster finishes an equal share of the rows");
+    static constexpr u32 kTileQuads = kTileRows / 4, kQuads = (kTileQuads + C::kSplit - 1) / C::kSplit;  // groups of four rows this block finishes, per token
     using Partial = PartialTile<kWarpRows>;
 
     const Params& p;
@@ -24,7 +23,7 @@ template <class C> struct Reduce {
         if constexpr (C::kSplit > 1) { cluster_arrive(); cluster_wait(); } else syncthreads();
         for (u32 id = tid_x(); id < kQuads * tokens; id += kThreads) {
             const u32 token = id / kQuads, row = (rank * kQuads + id % kQuads) * 4, out = tile * kTileRows + row;  // row within the tile
-            if (out >= C::kN) continue;
+            if (out >= C::kN || (kTileQuads % C::kSplit && row >= kTileRows)) continue;
             float sum[4] = {0, 0, 0, 0};
             HW_UNROLL for (u32 s = 0; s < C::kSplit; ++s)
                 HW_UNROLL for (u32 k = 0; k < C::kKWarps; ++k) {

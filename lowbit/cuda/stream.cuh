@@ -2,7 +2,7 @@
 // Wiring only: conversion and products are in product.cuh, the ring in ring.cuh, sums in reduce.cuh, output in epilogue.cuh.
 //
 // A block is kRowWarps x kKWarps warps; a warp owns kWarpBlocks row blocks of 16 and every kKWarps-th k block of 128. A cluster of kSplit
-// blocks cuts k once more. All tokens' x of the block's k slice are staged in shared memory, in kXChunks pieces that arrive one by one.
+// blocks cuts k once more; kSlices groups of k warps cut it as that many blocks would, for the same order of sums. All tokens' x of the block's k slice are staged in shared memory, in kXChunks pieces that arrive one by one.
 // Rings are full before the wait for the previous kernel: weights never depend on it (1.7 us a kernel on an H200).
 #pragma once
 #include "product.cuh"
@@ -27,10 +27,12 @@ template <class C> struct Stream {
     using Reduce = lowbit::Reduce<C>;
 
     static constexpr bool kBulkX = C::kMover == kBulk && C::kTokens > 4;  // for few tokens 16-byte copies arrive sooner (0.4 us, H200)
+    static constexpr u32 kStride = C::kKWarps / C::kSlices;  // from one k block of a warp to the next
 
     const Params& p;
     const u32 smem, lane, warp, row_warp, k_warp, rank, tile;
     const u32 k_begin, k_end;           // k blocks of this block's slice
+    const u32 first_k, last_k;          // k blocks of this warp: every kStride-th of a slice within it
     const u64 token0;
     const u32 tokens;                   // of this block, 1..kTokens
     const u32 first_block, num_blocks;  // row blocks of this warp; num_blocks may be 0 in the last tile
@@ -38,18 +40,21 @@ template <class C> struct Stream {
     HW_FN explicit Stream(const Params& params)
         : p(params), smem(smem_base()), lane(lane_id()), warp(warp_uniform(tid_x() / 32)), row_warp(warp % C::kRowWarps), k_warp(warp / C::kRowWarps),
           rank(C::kSplit > 1 ? ctaid_x() % C::kSplit : 0), tile(ctaid_x() / C::kSplit), k_begin(rank * kKBlocks / C::kSplit), k_end((rank + 1) * kKBlocks / C::kSplit),
+          first_k(slice_begin(rank * C::kSlices + k_warp / kStride) + k_warp % kStride), last_k(slice_begin(rank * C::kSlices + k_warp / kStride + 1)),
           token0(static_cast<u64>(ctaid_y()) * C::kTokens), tokens(static_cast<u32>(smaller<u64>(p.m - token0, C::kTokens))),
           first_block(tile * kRowBlocksPerTile + row_warp * C::kWarpBlocks),
           num_blocks(first_block < kRowBlocks ? smaller<u32>(C::kWarpBlocks, kRowBlocks - first_block) : 0) {}
 
+    HW_FN static u32 slice_begin(u32 i) { return i * kKBlocks / (C::kSplit * C::kSlices); }
+
     HW_FN void run() {
         WarpRing<C> ring(smem + warp * kWarpRing, smem + kRingBars + warp * 8 * C::kStages);
         ring.init();
-        const u32 stages = num_blocks && k_begin + k_warp < k_end ? (k_end - k_begin - k_warp + C::kKWarps - 1) / C::kKWarps : 0;
+        const u32 stages = num_blocks && first_k < last_k ? (last_k - first_k + kStride - 1) / kStride : 0;
         const u32 panel = first_block / 8, panel_blocks = smaller<u32>(8, kRowBlocks - panel * 8);
-        const u8* const units = p.units + (static_cast<u64>(panel) * 8 * kKBlocks + static_cast<u64>(k_begin + k_warp) * panel_blocks + first_block % 8) * C::kUnitBytes;
+        const u8* const units = p.units + (static_cast<u64>(panel) * 8 * kKBlocks + static_cast<u64>(first_k) * panel_blocks + first_block % 8) * C::kUnitBytes;
         if constexpr (C::kMover != kBulk) begin_x();
-        ring.start(units, C::kKWarps * panel_blocks * C::kUnitBytes, num_blocks * C::kUnitBytes, stages);
+        ring.start(units, kStride * panel_blocks * C::kUnitBytes, num_blocks * C::kUnitBytes, stages);
         Reduce reduce(p, tile, rank, token0, tokens);
         if constexpr (C::kMover == kBulk) {
             zero_x_tail();
@@ -80,7 +85,7 @@ template <class C> struct Stream {
         HW_UNROLL for (u32 n = 0; n < kTokenTiles; ++n) x_address[n] = smem + kX + smaller(n * 8 + lane % 8, tokens - 1) * kXPitch + lane / 8 * 16;
         u32 seen = 0;  // x chunks known to be here
         for (u32 i = 0; i < stages; ++i) {
-            const u32 block = k_warp + i * C::kKWarps;  // within the slice
+            const u32 block = first_k - k_begin + i * kStride;  // within the block's slice
             if constexpr (kBulkX)
                 for (; seen <= block / kChunkBlocks; ++seen) mbar_wait(smem + kBars + 8 * seen, 0);
             const u32 stage = ring.wait();

@@ -46,6 +46,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
         constants |= {
             "kKWarps": plan.k_warps,
             "kSplit": plan.split,
+            "kSlices": plan.slices,
             "kXChunks": plan.x_chunks,
             "kSmemX": smem.x,
             "kSmemBars": smem.bars,

@@ -75,7 +75,10 @@ def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:
     arch, layout = problem.arch, layout_of(problem)
     unit, row_blocks = layout.unit_bytes, layout.row_blocks
     enough = min(_FLIGHT, layout.expert_bytes // arch.sms // 2)
-    for blocks_per_sm, warp_blocks, row_warps, k_warps in product((1, 2), (1, 2, 4), _ROW_WARPS, (1, 2, 4, 8, 16)):
+    cuts = [(k_warps, 1) for k_warps in (1, 2, 4, 8, 16)]
+    if problem.batch_invariant:  # one order of sums for all sizes is that of some stream_wgmma plan, whose clusters k warps may stand for
+        cuts = [(k_warps, slices) for k_warps in (1, 2, 3, 4, 6, 8, 12, 16) for slices in (1, 2, 4) if k_warps % slices == 0]
+    for blocks_per_sm, warp_blocks, row_warps, (k_warps, slices) in product((1, 2), (1, 2, 4), _ROW_WARPS, cuts):
         warps = row_warps * k_warps
         if not 4 <= warps <= 18 or 32 * warps * blocks_per_sm > arch.threads_per_sm:
             continue
@@ -88,18 +91,21 @@ def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:
                 ring = warps * stages * warp_blocks * unit
                 if enough <= ring * blocks_per_sm <= _MOST_FLIGHT:
                     yield Plan("stream", tokens, warp_blocks, row_warps, k_warps=k_warps, split=split, stages=stages,
-                               x_chunks=4 if arch.bulk and tokens > 4 else 1, blocks_per_sm=blocks_per_sm)  # fmt: skip
+                               x_chunks=4 if arch.bulk and tokens > 4 else 1, blocks_per_sm=blocks_per_sm, slices=slices)  # fmt: skip
 
 
 def _stream_wgmma(problem: Problem, tokens: int) -> Iterator[Plan]:
     arch, layout = problem.arch, layout_of(problem)
     enough = min(_FLIGHT, layout.expert_bytes // arch.sms // 2)
-    # Three warpgroups of rows (12) would fill the SMs better at 10240 rows, 10 to 15 % by the estimate; never timed, so not looked at.
-    for warp_blocks, row_warps, k_warps, split in product((1, 2), (4, 8), (1, 2, 3, 4), (1, 2, 4)):
+    for warp_blocks, row_warps, k_warps, split in product((1, 2), (4, 8, 12), (1, 2, 3, 4), (1, 2, 3, 4)):
         warps, tile_blocks = row_warps * k_warps, row_warps * warp_blocks
         blocks = -(-layout.row_blocks // tile_blocks) * split
         sms = arch.sms if split <= 2 else arch.sms * 10 // 11
-        if not 8 <= warps <= 16 or (split > 1 and blocks > 2 * sms):  # one warpgroup alone waits too much (1.1 to 1.3 times, H200)
+        if not 8 <= warps <= 16:  # one warpgroup alone waits too much (1.1 to 1.3 times, H200)
+            continue
+        if split > 1 and blocks > (2 if split == 4 else 4) * sms:
+            continue
+        if split == 3 and blocks <= 2 * sms:  # clusters of three leave SMs idle unless there are many (1.2 to 1.6 times the estimate, H200)
             continue
         for stages, blocks_per_sm in product((2, 3, 4, 5, 6), (1, 2)):
             ring = stages * k_warps * tile_blocks * layout.unit_bytes

@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lowbit.errors import BadInput, Unsupported
 from lowbit.plan import store
 from lowbit.plan.candidates import BUCKETS, LAST_M, bucket, candidates, rejected
 from lowbit.plan.cost import Cost, estimate
-from lowbit.plan.plan import FAMILIES, Plan
+from lowbit.plan.plan import FAMILIES, Plan, illegal
 from lowbit.problem import Problem, unsupported
 
 __all__ = ["BUCKETS", "MAX_GRID_Y", "Choice", "bucket", "choose", "explain"]
 
 MAX_GRID_Y = 65535
+_MEASURED = 0.92  # how long a measured plan takes against the lowest estimate's (docs/notes/2026-12-01-tuning.md)
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,26 @@ def explain(problem: Problem, m: int) -> Choice:
 
 def ranked(problem: Problem, m: int) -> Sequence[tuple[Plan, Cost]]:
     """Every legal plan with its estimate, the lowest first, whatever was measured."""
-    return _ranked(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
+    return _ranked(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""), os.environ.get("LOWBIT_TUNED", ""))
 
 
 @lru_cache(maxsize=4096)
 def _choose(problem: Problem, m: int, forced: str, tuned: str) -> Plan:
-    plan = None if forced or problem.batch_invariant else store.find(problem, m, tuned)
-    return plan or _ranked(problem, m, forced)[0][0]
+    plans = [] if forced else _measured(problem, m, tuned)
+    if problem.batch_invariant and plans:
+        cut = _invariant_cut(problem, tuned)
+        plans = [plan for plan in plans if plan.cut == cut]
+    return plans[0] if plans else _ranked(problem, m, forced, tuned)[0][0]
 
 
-def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]]:
+def _measured(problem: Problem, m: int, tuned: str) -> list[Plan]:
+    """The plan measured for a bucket, and others that only differ from it in their order of sums."""
+    found = store.find(problem, m, tuned)
+    orders = (1, 2, 4, 8) if found and found.family == "stream" and problem.batch_invariant else (1,)
+    return [plan for slices in orders if not illegal(problem, plan := replace(found, slices=slices))] if found else []
+
+
+def _ranked(problem: Problem, m: int, forced: str, tuned: str) -> Sequence[tuple[Plan, Cost]]:
     reasons = unsupported(problem.spec, problem.act, problem.arch)
     if reasons:
         raise Unsupported(reasons)
@@ -75,8 +86,8 @@ def _ranked(problem: Problem, m: int, forced: str) -> Sequence[tuple[Plan, Cost]
         kind = f"{forced} plan" if forced else "plan"
         raise Unsupported([f"no {kind} is legal for {problem.label} on {problem.arch.name}; the first obstacle: {why}"])
     if problem.batch_invariant:
-        cut = _invariant_cut(problem)
-        plans = [plan for plan in plans if _cut(plan) == cut]
+        cut = _invariant_cut(problem, "" if forced else tuned)
+        plans = [plan for plan in plans if plan.cut == cut]
         if not plans:  # one family was asked for
             raise Unsupported([f"{forced} has no plan for {m} tokens that cuts k in {cut[0]} x {cut[1]} parts, as all sizes can for "
                                f"{problem.label}: unset LOWBIT_PLAN or use batch_invariant=False"])  # fmt: skip
@@ -89,19 +100,16 @@ def size(m: int) -> int:
     return LAST_M if bucket(m) == BUCKETS[-1] else bucket(m)
 
 
-def _cut(plan: Plan) -> tuple[int, int]:
-    """How k is cut. It alone decides the order in which a plan adds: k by k within a part, part by part in the end, in every family."""
-    return plan.k_warps, plan.split
-
-
 @lru_cache(maxsize=1024)
-def _invariant_cut(problem: Problem) -> tuple[int, int]:
+def _invariant_cut(problem: Problem, tuned: str) -> tuple[int, int]:
     """The cut that some plan of every bucket has, and that costs least for the smallest three."""
     best: list[dict[tuple[int, int], float]] = []
     for m in BUCKETS:
         costs: dict[tuple[int, int], float] = {}
         for plan in candidates(problem, m):
-            costs[_cut(plan)] = min(costs.get(_cut(plan), math.inf), estimate(problem, plan, size(m)).us)
+            costs[plan.cut] = min(costs.get(plan.cut, math.inf), estimate(problem, plan, size(m)).us)
+        measured = _MEASURED * min(costs.values(), default=math.inf)
+        costs |= {plan.cut: measured for plan in _measured(problem, m, tuned)}
         best.append(costs)
     shared = [cut for cut in best[0] if all(cut in costs for costs in best)]
     if not shared:

@@ -32,6 +32,7 @@ class Plan:
     stages: int = 3  # 128-k stages in flight: per warp (stream), warpgroup (stream_wgmma), block (tile_mma)
     x_chunks: int = 1  # stream: pieces in which x arrives
     blocks_per_sm: int = 1  # the compiler leaves registers for so many
+    slices: int = 1  # stream: k_warps share so many slices of k, each as a block of a cluster has one, and add in that order
 
     @property
     def warps(self) -> int:
@@ -44,6 +45,11 @@ class Plan:
     @property
     def tile_rows(self) -> int:
         return 16 * self.row_warps * self.warp_blocks
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Parts of a slice of k, and slices. It alone decides the order of sums: k by k in a part, then part by part, in every family."""
+        return self.k_warps // self.slices, self.split * self.slices
 
     def __str__(self) -> str:
         name = f"{self.family} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
@@ -162,6 +168,7 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
         "stages",
         "x_chunks",
         "blocks_per_sm",
+        "slices",
     ):
         if getattr(plan, name) < 1:
             return (f"{name} must be at least 1; got {getattr(plan, name)}",)
@@ -251,10 +258,10 @@ def _illegal_cut(problem: Problem, plan: Plan) -> list[str]:
         reasons.append(
             f"split {plan.split} needs a cluster of as many blocks; {problem.arch.name} allows {MAX_CLUSTER if problem.arch.clusters else 1}"
         )
+    if plan.slices > 1 and (plan.family != "stream" or plan.k_warps % plan.slices):
+        reasons.append(f"slices must divide the k warps of stream; got {plan.slices} for {plan.k_warps} of {plan.family}")
     if plan.split * plan.k_warps > layout.k_blocks:
         reasons.append(f"{plan.split} x {plan.k_warps} parts of k exceed its {layout.k_blocks} blocks of 128")
-    if plan.tile_rows // 4 % plan.split:
-        reasons.append(f"split {plan.split} must divide the {plan.tile_rows // 4} row quads of a tile")
     return reasons
 
 
@@ -287,7 +294,7 @@ def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
 
 def _illegal_tile(plan: Plan) -> list[str]:
     reasons = []
-    if plan.k_warps != 1 or plan.split != 1:
+    if (plan.k_warps, plan.split, plan.slices) != (1, 1, 1):
         reasons.append("tile_mma does not cut k")
     if PANEL_BLOCKS % (plan.row_warps * plan.warp_blocks) and plan.tile_rows != 32 * PANEL_BLOCKS:
         reasons.append(f"the rows of a tile must divide {16 * PANEL_BLOCKS} or be {32 * PANEL_BLOCKS}; got {plan.tile_rows}")

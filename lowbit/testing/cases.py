@@ -165,6 +165,7 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
         "warps without rows in the last tile": Plan("stream", 8, 2, 5, stages=2),
         "k cut between warps, unevenly": Plan("stream", 16, 1, 2, k_warps=4, stages=2, x_chunks=chunks),
         "k warps without work": Plan("stream", 8, 1, 1, k_warps=8, stages=2),
+        "k warps in slices": Plan("stream", 8, 1, 2, k_warps=6, stages=2, slices=3, x_chunks=chunks),
         "more stages than k blocks": Plan("stream", 8, 1, 4, stages=12),
         "two blocks an SM": Plan("stream", 8, 1, 4, stages=3, blocks_per_sm=2),
         "several row blocks a warp": Plan("stream", 16, 4, 1, stages=2),
@@ -183,6 +184,7 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
             "many tokens, one wgmma": Plan("stream_wgmma", 64, 1, 4, stages=3),
             "three warpgroups of rows": Plan("stream_wgmma", 8, 1, 12, split=2, stages=3),
             "cluster of warpgroups": Plan("stream_wgmma", 32, 2, 4, k_warps=2, split=4, stages=3),
+            "cluster of three, five warpgroups of rows": Plan("stream_wgmma", 8, 1, 20, split=3, stages=2),
         }
         for stages in (2, 3, 4):
             plans[f"warpgroup ring of {stages} stages wraps"] = Plan("stream_wgmma", 8, 2, 4, stages=stages)
@@ -191,8 +193,9 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
     for stages in (2, 3, 4):
         plans[f"block ring of {stages} stages wraps"] = Plan("tile_mma", 32, 1, 2, token_warps=2, stages=stages)
     if arch.clusters:
-        for split in (2, 4, 8):
+        for split in (2, 3, 4, 5, 8):  # 3 and 5 do not divide the 8 row quads
             plans[f"cluster of {split} cuts k"] = Plan("stream", 8, 1, 2, split=split, stages=2, x_chunks=chunks)
+        plans["slices in a cluster"] = Plan("stream", 1, 1, 2, k_warps=4, split=2, stages=2, slices=2)
         plans["cluster, k warps and ragged rows"] = Plan(
             "stream", 8, 2, 3, k_warps=2, split=2, stages=3, x_chunks=chunks
         )

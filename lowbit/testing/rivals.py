@@ -79,12 +79,15 @@ class Humming:
     name, quantised = "humming", True
     package, module = "humming-kernels", "humming"
     formats: ClassVar[dict[str, dict[str, Any]]] = {  # names of specs, any size of group, in its words
+        "int2_g": {"dtype": "int2"},
         "int3_g": {"dtype": "int3"},
         "int4": {"dtype": "int4"},
         "int4_g": {"dtype": "int4"},
         "int4z_g": {"dtype": "int4", "has_zero_point": True},
         "int8": {"dtype": "int8"},
         "int8_g": {"dtype": "int8"},
+        "fp6_e2m3": {"dtype": "float6e2m3"},
+        "fp6_e3m2": {"dtype": "float6e3m2"},
         "fp8_e4m3": {"dtype": "float8e4m3"},
         "fp8_e4m3_b128x128": {"dtype": "float8e4m3", "group_size_n": 128},
         "mxfp4": {"dtype": "float4e2m1", "scale_dtype": "float8e8m0"},

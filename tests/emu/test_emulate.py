@@ -46,7 +46,7 @@ def test_cases_differ_and_cover_what_they_promise() -> None:
     assert {104, 133, 136, 2880} <= {case.k for case in found}
     assert {1, 16, 37, 40, 576, 1040} <= {case.n for case in found}
     assert set(FAMILIES) == {case.plan.family for case in found if case.plan}
-    assert {1, 2, 4, 8} == {case.plan.split for case in found if case.plan}
+    assert {1, 2, 3, 4, 5, 8} == {case.plan.split for case in found if case.plan}
     for case in found:
         if case.plan and "wraps" in case.name:
             assert -(-case.k // 128) > case.plan.stages
@@ -226,13 +226,34 @@ def test_rows_of_any_batch_have_the_same_bits(spec: str, chip: str, act: str) ->
     x = torch.randn(70, 1160, generator=random).to(emulate.checks.DTYPES[act])
     problem = emulate.gemm.problem_of(packed.layout, act, "fp32", arch(chip), True)
     plans = [choose(problem, m) for m in BUCKETS]
-    assert len({(plan.k_warps, plan.split) for plan in plans}) == 1
+    assert len({plan.cut for plan in plans}) == 1
     assert len({plan.tokens for plan in plans}) >= 3
     ys = {m: emulate.matmul(x[:m], packed, act=act, arch=chip, out_dtype=torch.float32, batch_invariant=True) for m in (70, 1, 5, 16, 30, 50)}
     for m, y in ys.items():
         assert torch.equal(y, ys[70][:m]), m
     free = [choose(replace(problem, batch_invariant=False), m) for m in BUCKETS]
-    if len({(plan.k_warps, plan.split) for plan in free}) > 1:
-        one = next(m for m, plan in zip(BUCKETS, free, strict=True) if (plan.k_warps, plan.split) != (free[-1].k_warps, free[-1].split))
+    if len({plan.cut for plan in free}) > 1:
+        one = next(m for m, plan in zip(BUCKETS, free, strict=True) if plan.cut != free[-1].cut)
         y = emulate.matmul(x[: min(one, 70)], packed, act=act, arch=chip, out_dtype=torch.float32)
         assert not torch.equal(y, emulate.matmul(x, packed, act=act, arch=chip, out_dtype=torch.float32, plan=free[-1])[: len(y)])
+
+
+def test_the_cut_of_k_decides_the_bits() -> None:
+    """Warps that share slices of k add as the blocks of a cluster do, in every family."""
+    random = torch.Generator().manual_seed(4)
+    packed = lowbit.pack(lowbit.quantize(torch.randn(72, 1432, generator=random), "int4_g128"))
+    x = torch.randn(3, 1432, generator=random).to(torch.bfloat16)
+    plans = {
+        (2, 2): [Plan("stream_wgmma", 8, 1, 4, k_warps=2, split=2, stages=2), Plan("stream", 8, 1, 2, k_warps=2, split=2, stages=2),
+                 Plan("stream", 8, 1, 2, k_warps=4, stages=2, slices=2)],
+        (1, 4): [Plan("stream_wgmma", 8, 1, 4, split=4, stages=2), Plan("stream", 8, 1, 2, k_warps=2, split=2, stages=2, slices=2),
+                 Plan("stream", 8, 1, 1, k_warps=4, stages=2, slices=4)],
+        (4, 1): [Plan("stream", 8, 1, 2, k_warps=4, stages=2)],
+    }  # fmt: skip
+    ys = {}
+    for cut, same in plans.items():
+        assert {plan.cut for plan in same} == {cut}
+        first, *others = (emulate.matmul(x, packed, act="bf16", arch="sm_90a", out_dtype=torch.float32, plan=plan) for plan in same)
+        assert all(torch.equal(y, first) for y in others), cut
+        ys[cut] = first
+    assert not any(torch.equal(ys[a], ys[b]) for a, b in (((2, 2), (1, 4)), ((1, 4), (4, 1)), ((2, 2), (4, 1))))

@@ -50,6 +50,7 @@ WGMMA = replace(CLUSTER, plan=Plan("stream_wgmma", 8, 1, 4, k_warps=2, stages=2)
 SETTINGS = {
     "wgmma": WGMMA, "wgmma, cluster": replace(WGMMA, plan=Plan("stream_wgmma", 8, 2, 4, split=2, stages=2)), "wgmma, fold": replace(WGMMA, spec="mxfp4", m=35, plan=Plan("stream_wgmma", 32, 1, 4, k_warps=2, stages=3)), "wgmma, merged": replace(WGMMA, spec="nvfp4", m=19, plan=Plan("stream_wgmma", 16, 1, 4, k_warps=2, stages=2)),
     "wgmma, rows past the end": replace(WGMMA, n=40, plan=Plan("stream_wgmma", 8, 1, 8, stages=2)), "wgmma, int8": replace(WGMMA, spec="int8"),
+    "slices": replace(CLUSTER, plan=Plan("stream", 8, 2, 2, k_warps=4, split=2, stages=2, slices=2)), "uneven cluster": replace(CLUSTER, plan=Plan("stream", 8, 1, 3, split=5, stages=2)),
     "cluster": CLUSTER, "bulk": BULK, "few tokens": FEW, "odd rows": ODD, "int8": INT8, "fp16": replace(AMPERE, act="fp16"),
     "cp.async": AMPERE, "registers": TURING, "tile": TILE, "tile, registers": TILE_TURING, "tile, sm_90": TILE_HOPPER,
     "mxfp4": replace(BULK, spec="mxfp4"), "fp8": replace(BULK, spec="fp8_e4m3"), "nvfp4": replace(BULK, spec="nvfp4"), "seven bits": replace(BULK, spec="int7_g32"), "codebook": replace(BULK, spec=f"{SIXTEEN}_g32"),
@@ -107,8 +108,8 @@ FAULTS = [
     Fault("ragged tile copies whole stages", "bulk", "stream.cuh", "num_blocks * C::kUnitBytes, stages", "C::kWarpBlocks * C::kUnitBytes, stages", f"out of bounds|{NUMBERS}"),
     Fault("short panel taken for a whole one", "cluster", "stream.cuh", "panel_blocks = smaller<u32>(8, kRowBlocks - panel * 8)", "panel_blocks = 8", f"out of bounds|{NUMBERS}"),
     Fault("row block past the end read", "bulk", "stream.cuh", "smaller(r, num_blocks - 1)", "r", UNWRITTEN),
-    Fault("last k block of an uneven cut dropped", "cluster", "stream.cuh", "k_end((rank + 1) * kKBlocks / C::kSplit)", "k_end((rank + 1) * (kKBlocks / C::kSplit))", NUMBERS),
-    Fault("k warp starts one block late", "cluster", "stream.cuh", "const u32 block = k_warp + i * C::kKWarps;", "const u32 block = (k_warp ^ 1) + i * C::kKWarps;", f"{NUMBERS}|{UNWRITTEN}|out of bounds|{UNWAITED}|deadlock"),
+    Fault("last k block of an uneven cut dropped", "cluster", "stream.cuh", "return i * kKBlocks / (C::kSplit * C::kSlices);", "return i * (kKBlocks / (C::kSplit * C::kSlices));", NUMBERS),
+    Fault("k warp starts one block late", "cluster", "stream.cuh", "const u32 block = first_k - k_begin + i * kStride;", "const u32 block = (first_k - k_begin ^ 1) + i * kStride;", f"{NUMBERS}|{UNWRITTEN}|out of bounds|{UNWAITED}|deadlock"),
     # ---- stream: x
     Fault("x read before griddepcontrol.wait", "bulk", "stream.cuh", "            griddep_wait();\n", "", "no griddepcontrol.wait lies before"),
     Fault("x read before griddepcontrol.wait, small copies", "few tokens", "stream.cuh", "            griddep_wait();\n", "", "no griddepcontrol.wait lies before"),
@@ -138,7 +139,11 @@ FAULTS = [
     Fault("partial sums of the wrong k warp", "cluster", "stream.cuh", "(k * C::kRowWarps + r) * kWarpRing", "(k + r) * kWarpRing", f"{NUMBERS}|{UNWRITTEN}"),
     Fault("sums of the own block only", "cluster", "reduce.cuh", "mapa(at, s)", "mapa(at, rank)", NUMBERS),
     Fault("all blocks of a cluster finish the same rows", "cluster", "reduce.cuh", "row = (rank * kQuads + id % kQuads) * 4", "row = (id % kQuads) * 4", "a second time"),
-    Fault("rows past the end stored", "bulk", "reduce.cuh", "if (out >= C::kN) continue;", "", f"{UNWRITTEN}|a second time|out of bounds"),
+    Fault("a slice of k warps begins too late", "slices", "stream.cuh", "first_k(slice_begin(rank * C::kSlices + k_warp / kStride)", "first_k(slice_begin(rank * C::kSlices + k_warp / kStride) + 1", f"{NUMBERS}|deadlock"),
+    Fault("slices overlap", "slices", "stream.cuh", "k_warp / kStride + 1)),", "k_warp / kStride + 1) + 1),", f"{NUMBERS}|{UNWRITTEN}|out of bounds"),
+    Fault("slices of a cluster's blocks mixed up", "slices", "stream.cuh", "first_k(slice_begin(rank * C::kSlices", "first_k(slice_begin((1 - rank) * C::kSlices", f"{NUMBERS}|{UNWRITTEN}|out of bounds|deadlock|no mbarrier"),
+    Fault("rows of the next tile stored by an uneven cluster", "uneven cluster", "reduce.cuh", " || (kTileQuads % C::kSplit && row >= kTileRows)", "", f"{UNWRITTEN}|a second time|out of bounds|{NUMBERS}|{RACE}"),
+    Fault("rows past the end stored", "bulk", "reduce.cuh", "out >= C::kN || ", "", f"{UNWRITTEN}|a second time|out of bounds"),
     Fault("all token tiles store to the first", "bulk", "reduce.cuh", "store_quad<C>(p, token0 + token,", "store_quad<C>(p, token,", "a second time"),
     # ---- conversion and scales
     Fault("registers of a fragment swapped", "bulk", "dequant.cuh", "a[i] = Operand::fma(codes.at(s, i, to)", "a[i ^ 2] = Operand::fma(codes.at(s, i, to)", NUMBERS),

@@ -526,15 +526,16 @@ def test_equal_layers_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_humming_gets_its_own_words() -> None:
-    words = {name: Humming().weight_config(WeightSpec.parse(name)) for name in ("int4_g128", "int8", "mxfp4", "int4z_g64", "int2_g64")}
+    words = {name: Humming().weight_config(WeightSpec.parse(name)) for name in ("int4_g128", "int8", "mxfp4", "int4z_g64", "int2_g64", "fp6_e3m2")}
     assert words == {
         "int4_g128": {"dtype": "int4", "group_size": 128},
         "int8": {"dtype": "int8"},
         "mxfp4": {"dtype": "float4e2m1", "group_size": 32, "scale_dtype": "float8e8m0"},
         "int4z_g64": {"dtype": "int4", "group_size": 64, "has_zero_point": True},
-        "int2_g64": None,
+        "int2_g64": {"dtype": "int2", "group_size": 64},
+        "fp6_e3m2": {"dtype": "float6e3m2"},
     }
-    for name in ("int4_g128_e8m0", "int4_g128_fp32", "mxfp8", "int8_t", "nf4", "int4_g128_ao"):
+    for name in ("int4_g128_e8m0", "int4_g128_fp32", "mxfp8", "int8_t", "int2", "nf4", "int4_g128_ao"):
         assert not Humming().supports(WeightSpec.parse(name))
 
 

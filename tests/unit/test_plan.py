@@ -22,6 +22,7 @@ from lowbit.arch import ARCHS, Arch, arch
 from lowbit.errors import BadInput, Unsupported
 from lowbit.jit.generate import generate
 from lowbit.plan import plan as plan_module
+from lowbit.plan import store
 from lowbit.plan.candidates import candidates
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose, explain
 from lowbit.plan.plan import FAMILIES, Plan, folds, illegal, launch_geometry, layout_of, rounds, smem_map
@@ -159,11 +160,23 @@ def test_batch_invariant_plans_cut_k_alike_whatever_the_batch() -> None:
         invariant = replace(problem, batch_invariant=True)
         plans = {m: choose(invariant, m) for m in BUCKETS}
         assert all(illegal(invariant, plan) == () for plan in plans.values())
-        assert len({(plan.k_warps, plan.split) for plan in plans.values()}) == 1
+        assert len({plan.cut for plan in plans.values()}) == 1
         assert len({folds(invariant, plan) for plan in plans.values()}) == 1
         free = {choose(problem, m) for m in BUCKETS}
-        mended += len({(plan.k_warps, plan.split) for plan in free}) > 1
+        mended += len({plan.cut for plan in free}) > 1
     assert mended > 20
+
+
+def test_batch_invariant_layers_take_measured_plans_of_their_common_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    problem = replace(problem_of("int4_g128", 4096, 2048, arch("sm_90a")), batch_invariant=True)
+    stream, few, other = Plan("stream", 1, 1, 4, k_warps=4, stages=2), Plan("stream_wgmma", 8, 1, 4, k_warps=2, split=2, stages=3), \
+        Plan("stream_wgmma", 16, 1, 4, k_warps=3, stages=2)  # fmt: skip
+    store.write(tmp_path / "a.json", {store.name_of(problem): {1: stream, 8: few, 16: other}})
+    monkeypatch.setenv("LOWBIT_TUNED", str(tmp_path / "a.json"))
+    plans = {m: choose(problem, m) for m in BUCKETS}
+    assert {plan.cut for plan in plans.values()} == {(2, 2)}
+    assert (plans[1], plans[8]) == (replace(stream, slices=2), few)
+    assert [choose(replace(problem, batch_invariant=False), m) for m in (1, 8, 16)] == [stream, few, other]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +258,7 @@ BAD: list[tuple[Problem, Plan, str]] = [
     (LAYER, replace(STREAM, family="wave"), "family 'wave' is none of stream, stream_wgmma, tile_mma"),
     *(
         (LAYER, Plan(**{**vars(STREAM), field: value}), f"{field} must be at least 1; got {value}")
-        for field in ("tokens", "warp_blocks", "row_warps", "k_warps", "token_warps", "split", "stages", "x_chunks")
+        for field in ("tokens", "warp_blocks", "row_warps", "k_warps", "token_warps", "split", "stages", "x_chunks", "slices")
         for value in (0, -1)
     ),
     (LAYER, replace(TILE, blocks_per_sm=0), "blocks_per_sm must be at least 1; got 0"),
@@ -261,7 +274,9 @@ BAD: list[tuple[Problem, Plan, str]] = [
     (LAYER, replace(STREAM, split=16), "split 16 needs a cluster of as many blocks; sm_90a allows 8"),
     (NARROW, replace(STREAM, split=2), "split 2 needs a cluster of as many blocks; sm_86 allows 1"),
     (LAYER, replace(STREAM, split=4, k_warps=4), "4 x 4 parts of k exceed its 8 blocks of 128"),
-    (LAYER, replace(STREAM, row_warps=3, split=8), "split 8 must divide the 12 row quads of a tile"),
+    (LAYER, replace(STREAM, k_warps=3, slices=2), "slices must divide the k warps of stream; got 2 for 3 of stream"),
+    (LAYER, replace(WGMMA, slices=2), "slices must divide the k warps of stream; got 2 for 2 of stream_wgmma"),
+    (LAYER, replace(TILE, slices=2), "tile_mma does not cut k"),
     (LAYER, replace(STREAM, tokens=32, stages=1), "partial sums of 32 tokens do not fit the ring of 1 stages"),
     (NARROW, WGMMA, "stream_wgmma multiplies by wgmma, which only Hopper (sm_90a) has; sm_86 has none"),
     (LAYER, replace(WGMMA, row_warps=6), "row_warps must be a multiple of 4; got 6"),
