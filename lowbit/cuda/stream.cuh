@@ -1,8 +1,8 @@
 // Family `stream`: few tokens, a race against memory. Every warp streams its own rows and k through its own ring of stages.
 // Wiring only: conversion and products are in product.cuh, the ring in ring.cuh, sums in reduce.cuh, output in epilogue.cuh.
 //
-// A block is kRowWarps x kKWarps warps; a warp owns kWarpBlocks row blocks of 16 and every kKWarps-th k block of 128. A cluster of kSplit
-// blocks cuts k once more; kSlices groups of k warps cut it as that many blocks would, for the same order of sums. All tokens' x of the block's k slice are staged in shared memory, in kXChunks pieces that arrive one by one.
+// A block is kRowWarps x kKWarps warps; a warp owns kWarpBlocks row blocks of 16 and every kStride-th k block of 128 of its slice of k. Slices
+// are the kSplit blocks of a cluster, and in a block kSlices groups of k warps, for the same order of sums. All tokens' x of the block's k slice are staged in shared memory, in kXChunks pieces that arrive one by one.
 // Rings are full before the wait for the previous kernel: weights never depend on it (1.7 us a kernel on an H200).
 #pragma once
 #include "product.cuh"
@@ -39,7 +39,7 @@ template <class C> struct Stream {
 
     HW_FN explicit Stream(const Params& params)
         : p(params), smem(smem_base()), lane(lane_id()), warp(warp_uniform(tid_x() / 32)), row_warp(warp % C::kRowWarps), k_warp(warp / C::kRowWarps),
-          rank(C::kSplit > 1 ? ctaid_x() % C::kSplit : 0), tile(ctaid_x() / C::kSplit), k_begin(rank * kKBlocks / C::kSplit), k_end((rank + 1) * kKBlocks / C::kSplit),
+          rank(C::kSplit > 1 ? ctaid_x() % C::kSplit : 0), tile(ctaid_x() / C::kSplit), k_begin(slice_begin(rank * C::kSlices)), k_end(slice_begin((rank + 1) * C::kSlices)),
           first_k(slice_begin(rank * C::kSlices + k_warp / kStride) + k_warp % kStride), last_k(slice_begin(rank * C::kSlices + k_warp / kStride + 1)),
           token0(static_cast<u64>(ctaid_y()) * C::kTokens), tokens(static_cast<u32>(smaller<u64>(p.m - token0, C::kTokens))),
           first_block(tile * kRowBlocksPerTile + row_warp * C::kWarpBlocks),

@@ -13,14 +13,25 @@ import torch
 from lowbit.dtypes import DType
 from lowbit.errors import Unsupported
 from lowbit.jit.source import Source, gather_headers
-from lowbit.plan.plan import X_BOX_K, Plan, folds, illegal, layout_of, mover, smem_map
+from lowbit.plan.plan import (
+    PRODUCER_REGISTERS,
+    X_BOX_K,
+    Plan,
+    folds,
+    illegal,
+    layout_of,
+    mover,
+    moves_registers,
+    register_limit,
+    smem_map,
+)
 from lowbit.problem import Problem, rounded_codebook
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
 _ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
 _TYPES = {"bf16": "Bf16", "fp16": "F16", "fp32": "F32"}
-_CLASSES = {"stream": "Stream", "stream_wgmma": "StreamWgmma", "tile_mma": "TileMma"}
+_CLASSES = {"stream": "Stream", "stream_wgmma": "StreamWgmma", "tile_mma": "TileMma", "tile_wgmma": "TileWgmma"}
 
 
 def generate(problem: Problem, plan: Plan) -> Source:
@@ -53,6 +64,16 @@ def generate(problem: Problem, plan: Plan) -> Source:
         }
     elif plan.family == "stream_wgmma":
         constants |= {"kKWarps": plan.k_warps, "kSplit": plan.split, "kSmemBars": smem.bars, "kXBox": X_BOX_K}
+    elif plan.family == "tile_wgmma":
+        registers = (register_limit(plan), PRODUCER_REGISTERS) if moves_registers(plan) else (0, 0)  # 0: all keep what they have
+        constants |= {
+            "kKWarps": 1,
+            "kSplit": plan.split,
+            "kSmemBars": smem.bars,
+            "kXBox": X_BOX_K,
+            "kConsumerRegs": registers[0],
+            "kProducerRegs": registers[1],
+        }
     else:
         constants |= {"kTokenWarps": plan.token_warps, "kSmemStage": smem.stage}
     lines = [f"    static constexpr u32 {name} = {value};" for name, value in constants.items()]

@@ -26,7 +26,7 @@ class Linear(nn.Module):
     more than 32 tokens on chips other than Hopper, where a weight times its group's scale may be rounded to bf16, by at most 2^-8 (not
     with batch_invariant). On the CPU nothing is rounded.
     batch_invariant: a row's bits do not depend on how many rows there are, nor on the others: one order of sums for every M, for up to 1.3
-    times the time at few tokens on Hopper, more elsewhere (`explain` tells).
+    times the time up to 16 tokens on Hopper, more elsewhere (`explain` tells).
     On CUDA tensors it runs the compiled kernels, on CPU tensors the reference. Any number of tokens, including none; inference only.
 
     The state dict holds `units` (uint8, packed), `channel` and `bias` (float32, where there are any), `tag` (uint8 text naming the

@@ -25,7 +25,7 @@ from lowbit.jit.tensormap import RowsMap, aligned_struct
 from lowbit.layout.pack import Layout, PackedWeight, unpack
 from lowbit.ops.checks import DTYPES, check_act, check_input, check_into, check_into_form, check_operands, out_name
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
-from lowbit.plan.plan import X_BOX_K, Plan, launch_geometry
+from lowbit.plan.plan import WGMMA_FAMILIES, X_BOX_K, Plan, blocks_of, launch_geometry
 from lowbit.problem import Problem, check
 from lowbit.weights import WeightSpec
 
@@ -63,7 +63,7 @@ def device_arch(index: int) -> Arch:
     return arch_of_device(properties.name, properties.major, properties.minor, properties.multi_processor_count)
 
 
-_Prepared: TypeAlias = tuple[Launch, int, int, RowsMap | None]  # row tiles, tokens of a block
+_Prepared: TypeAlias = tuple[Launch, int, int, int, RowsMap | None]  # blocks of a token tile, the most at once or 0, tokens of a tile
 
 
 class Runner:
@@ -80,6 +80,8 @@ class Runner:
         self.x_dtype, self.y_dtype = DTYPES[act], DTYPES[out]
         self._device = torch.device("cuda", index)
         self._k, self._n = layout.k, layout.n
+        # One order of sums for all calls, whatever becomes of the environment; the others choose when they need a kernel.
+        self._plans = {size: choose(self.problem, size) for size in BUCKETS} if batch_invariant else {}
         self._pitch = layout.k * 2 if layout.k % 8 == 0 else 0  # bytes of a row of x that needs no copy, if there is any
         self._local = threading.local()
 
@@ -107,7 +109,7 @@ class Runner:
             overlap = _settled(now, getattr(units, _SEEN, None))
             if not overlap:
                 self._check(units, channel, bias)
-            launch, row_tiles, tokens, x_map = self._launch(m, overlap)
+            launch, blocks, most, tokens, x_map = self._launch(m, overlap)
             params = launch.params
             params.units = units.data_ptr()
             params.channel = None if channel is None else channel.data_ptr()
@@ -119,7 +121,10 @@ class Runner:
             if x_map is not None:
                 launch.bind()
                 x_map(rows.data_ptr(), m, pitch)
-            launch(row_tiles, -(-m // tokens), stream)
+            if most:
+                launch(min(blocks * -(-m // tokens), most), 1, stream)
+            else:
+                launch(blocks, -(-m // tokens), stream)
             if not overlap:
                 setattr(units, _SEEN, now)
         return y if x.dim() == 2 or into is not None else y.view(*x.shape[:-1], self._n)
@@ -145,8 +150,8 @@ class Runner:
         except (AttributeError, KeyError):
             found = self._prepare(m, overlap)
             self._local.__dict__.setdefault("launches", {})[key] = found
-        if m > MAX_GRID_Y * found[2]:
-            raise BadInput(f"one call takes at most {MAX_GRID_Y * found[2]} tokens; got {m}: split the batch")
+        if m > MAX_GRID_Y * found[3]:
+            raise BadInput(f"one call takes at most {MAX_GRID_Y * found[3]} tokens; got {m}: split the batch")
         return found
 
     def _prepare(self, m: int, overlap: bool) -> _Prepared:
@@ -157,13 +162,13 @@ class Runner:
         params = aligned_struct(Params, Params.x_map.offset)
         launch = kernel.prepare(params, (geometry.block, 1, 1), geometry.smem, cluster=geometry.cluster, pdl=pdl)
         x_map = None
-        if plan.family == "stream_wgmma":
+        if plan.family in WGMMA_FAMILIES:
             target = ctypes.addressof(params) + Params.x_map.offset
             x_map = RowsMap(kernel.driver, target, self.problem.k, X_BOX_K, plan.tokens)
-        return launch, geometry.grid_x, plan.tokens, x_map
+        return launch, *blocks_of(self.problem, plan), plan.tokens, x_map
 
     def _kernel(self, m: int) -> tuple[Plan, Compiled]:
-        plan = choose(self.problem, m)
+        plan = self._plans.get(bucket(m)) or choose(self.problem, m)
         return plan, Cache().get_or_compile(generate(self.problem, plan))
 
     def check_compiler(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from lowbit.plan.plan import WGMMA_TOKENS, Plan, illegal, layout_of, streams_by_wgmma
+from lowbit.plan.plan import TILE_TOKENS, WGMMA_TOKENS, Plan, has_wgmma, illegal, layout_of
 from lowbit.problem import Problem
 
 BUCKETS = (
@@ -50,13 +50,15 @@ def enumerate_plans(problem: Problem, m: int, family: str = "") -> Iterator[Plan
 def _enumerate(problem: Problem, tokens: int, family: str) -> Iterator[Plan]:
     # Where it can, stream_wgmma beats stream: by 1.0 to 1.2 at M = 8, by up to 1.9 at M = 32 (H200). Beyond 64 tokens it reads weights anew
     # for every 64, from L2, and still beats tile_mma: 62 us against 90 at M = 256, though 58 against 54 at 128 (8192x8192 int4_g128).
-    wgmma = streams_by_wgmma(problem) and tokens > 1
+    wgmma = has_wgmma(problem) and tokens > 1
     streams: list[Plan] = []
     if wgmma or family == "stream_wgmma":
         streams += _stream_wgmma(problem, min(max(tokens, WGMMA_TOKENS[0]), WGMMA_TOKENS[-1]))
     if (not wgmma or family == "stream") and tokens <= 2 * STREAM_TOKENS:  # beyond, reading the weights anew for every 32 tokens loses
         streams += _stream(problem, min(tokens, STREAM_TOKENS))
     yield from streams
+    if family == "tile_wgmma":  # not timed yet: only by name
+        yield from _tile_wgmma(problem, tokens)
     # At 16 tokens tile_mma takes 1.3 times as long as stream (H200); but where it alone serves many tokens, the one order of sums for all sizes may
     # need it for few.
     beaten = not family and (wgmma or (tokens <= 16 and not problem.batch_invariant))
@@ -76,8 +78,8 @@ def _stream(problem: Problem, tokens: int) -> Iterator[Plan]:
     unit, row_blocks = layout.unit_bytes, layout.row_blocks
     enough = min(_FLIGHT, layout.expert_bytes // arch.sms // 2)
     cuts = [(k_warps, 1) for k_warps in (1, 2, 4, 8, 16)]
-    if problem.batch_invariant:  # one order of sums for all sizes is that of some stream_wgmma plan, whose clusters k warps may stand for
-        cuts = [(k_warps, slices) for k_warps in (1, 2, 3, 4, 6, 8, 12, 16) for slices in (1, 2, 4) if k_warps % slices == 0]
+    if problem.batch_invariant and has_wgmma(problem):  # one order of sums is that of some stream_wgmma plan, whose clusters k warps may stand for
+        cuts = [(k_warps, slices) for k_warps in (1, 2, 3, 4, 6, 8, 12, 16) for slices in (1, 2, 3, 4) if k_warps % slices == 0]
     for blocks_per_sm, warp_blocks, row_warps, (k_warps, slices) in product((1, 2), (1, 2, 4), _ROW_WARPS, cuts):
         warps = row_warps * k_warps
         if not 4 <= warps <= 18 or 32 * warps * blocks_per_sm > arch.threads_per_sm:
@@ -103,15 +105,26 @@ def _stream_wgmma(problem: Problem, tokens: int) -> Iterator[Plan]:
         sms = arch.sms if split <= 2 else arch.sms * 10 // 11
         if not 8 <= warps <= 16:  # one warpgroup alone waits too much (1.1 to 1.3 times, H200)
             continue
-        if split > 1 and blocks > (2 if split == 4 else 4) * sms:
+        if split > 1 and blocks > (2 if split == 4 else 4) * sms:  # 3 or 4 small blocks an SM even out, the rest never won (10240x8192, H200)
             continue
-        if split == 3 and blocks <= 2 * sms:  # clusters of three leave SMs idle unless there are many (1.2 to 1.6 times the estimate, H200)
+        if split == 3 and blocks <= 2 * sms:  # clusters of three leave SMs idle unless there are many (up to 1.8 times the estimate, H200)
             continue
         for stages, blocks_per_sm in product((2, 3, 4, 5, 6), (1, 2)):
             ring = stages * k_warps * tile_blocks * layout.unit_bytes
             if enough <= 2 * ring and ring * blocks_per_sm <= _MOST_FLIGHT:
                 yield Plan("stream_wgmma", tokens, warp_blocks, row_warps, k_warps=k_warps, split=split, stages=stages,
                            blocks_per_sm=blocks_per_sm)  # fmt: skip
+
+
+def _tile_wgmma(problem: Problem, tokens: int) -> Iterator[Plan]:
+    arch, row_blocks = problem.arch, layout_of(problem).row_blocks
+    sizes = [t for t in TILE_TOKENS if t >= 128] if tokens == BUCKETS[-1] else [max(tokens, TILE_TOKENS[0])]
+    for size, (row_warps, warp_blocks), split in product(sizes, ((8, 1), (8, 2), (4, 1), (4, 2)), (1, 2, 4)):
+        blocks = -(-row_blocks // (row_warps * warp_blocks)) * split
+        if split > 1 and blocks > (arch.sms if split == 2 else arch.sms * 10 // 11):
+            continue  # a cluster shares one tile and ends with it
+        for stages in (8, 6, 5, 4, 3, 2):
+            yield Plan("tile_wgmma", size, warp_blocks, row_warps, split=split, stages=stages)
 
 
 def _tile(tokens: int) -> Iterator[Plan]:

@@ -49,7 +49,8 @@ def explain(problem: Problem, m: int) -> Choice:
     plans, plan = [plan for plan, _ in ranked(problem, m)], choose(problem, m)
     costs = {p: estimate(problem, p, m) for p in (plan, *plans)}
     others = sorted(((p, costs[p]) for p in plans if p != plan), key=lambda pair: pair[1].us)
-    return Choice(plan, costs[plan], tuple(others), tuple(rejected(problem, bucket(m))), plan != plans[0])
+    measured = plan != plans[0] and not problem.batch_invariant
+    return Choice(plan, costs[plan], tuple(others), tuple(rejected(problem, bucket(m))), measured)
 
 
 def ranked(problem: Problem, m: int) -> Sequence[tuple[Plan, Cost]]:
@@ -59,18 +60,21 @@ def ranked(problem: Problem, m: int) -> Sequence[tuple[Plan, Cost]]:
 
 @lru_cache(maxsize=4096)
 def _choose(problem: Problem, m: int, forced: str, tuned: str) -> Plan:
-    plans = [] if forced else _measured(problem, m, tuned)
+    files = None if forced else tuned
+    plans = _measured(problem, m, files)
     if problem.batch_invariant and plans:
-        cut = _invariant_cut(problem, tuned)
+        cut = _invariant_cut(problem, files)
         plans = [plan for plan in plans if plan.cut == cut]
     return plans[0] if plans else _ranked(problem, m, forced, tuned)[0][0]
 
 
-def _measured(problem: Problem, m: int, tuned: str) -> list[Plan]:
-    """The plan measured for a bucket, and others that only differ from it in their order of sums."""
-    found = store.find(problem, m, tuned)
-    orders = (1, 2, 4, 8) if found and found.family == "stream" and problem.batch_invariant else (1,)
-    return [plan for slices in orders if not illegal(problem, plan := replace(found, slices=slices))] if found else []
+def _measured(problem: Problem, m: int, tuned: str | None) -> list[Plan]:
+    """The plan measured for a bucket, and where one order of sums is asked for the same with others; none without files (None)."""
+    found = None if tuned is None else store.find(problem, m, tuned)
+    if not found or found.family != "stream" or not problem.batch_invariant:
+        return [found] if found else []
+    orders = [slices for slices in range(1, found.k_warps + 1) if found.k_warps % slices == 0]
+    return [plan for slices in orders if not illegal(problem, plan := replace(found, slices=slices))]
 
 
 def _ranked(problem: Problem, m: int, forced: str, tuned: str) -> Sequence[tuple[Plan, Cost]]:
@@ -86,7 +90,7 @@ def _ranked(problem: Problem, m: int, forced: str, tuned: str) -> Sequence[tuple
         kind = f"{forced} plan" if forced else "plan"
         raise Unsupported([f"no {kind} is legal for {problem.label} on {problem.arch.name}; the first obstacle: {why}"])
     if problem.batch_invariant:
-        cut = _invariant_cut(problem, "" if forced else tuned)
+        cut = _invariant_cut(problem, None if forced else tuned)
         plans = [plan for plan in plans if plan.cut == cut]
         if not plans:  # one family was asked for
             raise Unsupported([f"{forced} has no plan for {m} tokens that cuts k in {cut[0]} x {cut[1]} parts, as all sizes can for "
@@ -101,15 +105,15 @@ def size(m: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _invariant_cut(problem: Problem, tuned: str) -> tuple[int, int]:
-    """The cut that some plan of every bucket has, and that costs least for the smallest three."""
+def _invariant_cut(problem: Problem, tuned: str | None) -> tuple[int, int]:
+    """The cut that some enumerated plan of every bucket has, and that costs least for the smallest three."""
     best: list[dict[tuple[int, int], float]] = []
     for m in BUCKETS:
         costs: dict[tuple[int, int], float] = {}
         for plan in candidates(problem, m):
             costs[plan.cut] = min(costs.get(plan.cut, math.inf), estimate(problem, plan, size(m)).us)
-        measured = _MEASURED * min(costs.values(), default=math.inf)
-        costs |= {plan.cut: measured for plan in _measured(problem, m, tuned)}
+        measured = {plan.cut for plan in _measured(problem, m, tuned)} & costs.keys()
+        costs |= dict.fromkeys(measured, _MEASURED * min(costs.values(), default=math.inf))
         best.append(costs)
     shared = [cut for cut in best[0] if all(cut in costs for costs in best)]
     if not shared:

@@ -21,7 +21,7 @@ from lowbit.plan.plan import (
 )
 from lowbit.problem import Problem
 
-CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 4 or 8 can fill, 120 of 132; clusters of 2 fill all
+CLUSTER_SMS = (10, 11)  # share of an H200's SMs that clusters of 3 and more are taken to fill: 4 and 8 can fill 120 of 132, 2 fill all
 CLOCK_MHZ = 1755.0
 UNEVEN = 0.56  # with 2 blocks an SM and room for 3 a kernel takes 1.28 times as long (H200, 131 timings)
 
@@ -86,6 +86,24 @@ class TileRates:
 
 TILE = TileRates()
 
+
+@dataclass(frozen=True)
+class TileWgmmaRates:
+    """The coefficients of tile_wgmma, of one SM. Taken from a prototype's timings, not fitted: they have to tell shapes of tiles apart."""
+
+    start_us: float = 3.0
+    x_bytes: float = 36.0  # a cycle, from L2, of x and weights together
+    issue: float = 1.0  # cycles of a sub-core per slot of conversion
+    exposed: float = 0.1  # share of the shorter ones of products, conversion and loads that is not hidden
+    stage: float = 60.0  # cycles
+    store: float = 0.012  # cycles of an output value, while no products run
+    cluster_us: float = 1.2
+    reduce: float = 0.05  # cycles of a partial sum
+    latency: float = 800.0  # until a stage is there
+
+
+TILE_WGMMA = TileWgmmaRates()
+
 # Issue slots of a weight's conversion against int4's 36 for 32 weights. Integers of 1, 2, 4 and 8 bits: measured alike.
 _INTEGER = {1: 1.0, 2: 1.0, 3: 1.15, 4: 1.0, 5: 1.35, 6: 1.3, 7: 1.45, 8: 1.0}
 _BF16 = {"fp4_e2m1": 1.7, "fp6_e3m2": 1.6, "fp8_e4m3": 1.15}  # for which the layout is made (docs/FORMATS.md)
@@ -106,7 +124,11 @@ class Cost:
 
 def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
     """The time of one call with `m` tokens and cold weights."""
-    return _tile(problem, plan, m) if plan.family == "tile_mma" else _stream(problem, plan, m, RATES[plan.family])
+    if plan.family == "tile_mma":
+        return _tile(problem, plan, m)
+    if plan.family == "tile_wgmma":
+        return _tile_wgmma(problem, plan, m)
+    return _stream(problem, plan, m, RATES[plan.family])
 
 
 def _convert(problem: Problem) -> float:
@@ -207,3 +229,29 @@ def _tile(problem: Problem, plan: Plan, m: int) -> Cost:
     stream = memory * (1 + RATES["stream"].flight_bytes / ring) / RATES["stream"].sm_rate
     longest = max(memory, work, stream)
     return Cost(longest + 0.1 * min(memory, work) + rates.start_us, memory, stream, work, 0.0, rates.start_us)
+
+
+def _tile_wgmma(problem: Problem, plan: Plan, m: int) -> Cost:
+    arch, layout, rates = problem.arch, layout_of(problem), TILE_WGMMA
+    tiles = -(-problem.n // plan.tile_rows) * -(-m // plan.tokens)
+    sms = max(1, arch.sms * CLUSTER_SMS[0] // CLUSTER_SMS[1]) if plan.split > 2 else arch.sms
+    rounds = -(-tiles * plan.split // sms)
+    bytes_per_stage = smem_map(problem, plan).stage
+    peak = (arch.peak_tflops or arch.mma_tflops) * 1e6 / arch.sms / CLOCK_MHZ  # operations a cycle
+    products = 2 * plan.tile_rows * plan.tokens * 128 / peak
+    scaling = 4 if folds(problem, plan) and not fold_is_free(problem) else 0
+    slots = 8 * plan.warp_blocks * (10 * _convert(problem) + scaling)
+    if layout.grouped and not folds(problem, plan):
+        slots += plan.warp_blocks * plan.tokens / 2 * 128 / layout.step
+    convert = rates.issue * slots * plan.warps / 4
+    loads = bytes_per_stage / rates.x_bytes
+    parts = (products, convert, loads)
+    stage = max(parts) + rates.exposed * (sum(parts) - max(parts)) + rates.stage
+    stage = max(stage, rates.latency / (plan.stages - 0.5))
+    stages = -(-layout.k_blocks // plan.split)
+    work = rounds * (stages * stage + rates.store * plan.tile_rows * plan.tokens) / CLOCK_MHZ
+    fixed = rates.start_us
+    if plan.split > 1:
+        fixed += rates.cluster_us + rates.reduce * plan.tile_rows * plan.tokens / CLOCK_MHZ
+    memory = layout.expert_bytes / (arch.read_gbs * 1e3)
+    return Cost(max(memory, work) + 0.1 * min(memory, work) + fixed, memory, loads * stages * rounds / CLOCK_MHZ, work, 0.0, fixed)

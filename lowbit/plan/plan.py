@@ -11,10 +11,14 @@ from lowbit.arch import Arch
 from lowbit.layout.pack import PANEL_BLOCKS, Layout
 from lowbit.problem import Problem, merges, product_rounding, unsupported
 
-FAMILIES = ("stream", "stream_wgmma", "tile_mma")
+FAMILIES = ("stream", "stream_wgmma", "tile_mma", "tile_wgmma")
+WGMMA_FAMILIES = ("stream_wgmma", "tile_wgmma")
 MAX_CLUSTER = 8  # portable limit
 WGMMA_TOKENS = (8, 16, 24, 32, 48, 64)
-X_BOX_K = 64  # stream_wgmma: k of one tensor copy of x, 128 bytes
+TILE_TOKENS = (8, 16, 32, 64, 128, 192, 256)  # of tile_wgmma
+X_BOX_K = 64  # wgmma families: k of one tensor copy of x, 128 bytes
+PRODUCER_WARPS = 4  # tile_wgmma: a warpgroup, since registers are given to whole ones
+PRODUCER_REGISTERS = 40
 RESERVED_SMEM = 1024  # bytes the driver takes of a block's shared memory
 
 
@@ -23,24 +27,25 @@ class Plan:
     """Kernel family and tile of one kernel. `tokens` is the largest number a block takes; grids cover any M."""
 
     family: str
-    tokens: int  # per block: 1..8, 16, 24, 32, ... (stream), WGMMA_TOKENS (stream_wgmma), multiples of 8 up to 256 (tile_mma)
+    tokens: int  # per block: 1..8, 16, 24, 32, ... (stream), WGMMA_TOKENS, multiples of 8 up to 256 (tile_mma), TILE_TOKENS
     warp_blocks: int  # row blocks of 16 per warp: 1, 2, 4, 8
     row_warps: int
     k_warps: int = 1  # stream, stream_wgmma: warps (warpgroups) that share the rows and cut k
     token_warps: int = 1  # tile_mma: warps that share the rows and cut tokens
-    split: int = 1  # stream, stream_wgmma: blocks of a cluster that cut k once more
-    stages: int = 3  # 128-k stages in flight: per warp (stream), warpgroup (stream_wgmma), block (tile_mma)
+    split: int = 1  # all but tile_mma: blocks of a cluster that cut k once more
+    stages: int = 3  # 128-k stages in flight: per warp (stream), warpgroup (stream_wgmma), block (tile_mma, tile_wgmma)
     x_chunks: int = 1  # stream: pieces in which x arrives
     blocks_per_sm: int = 1  # the compiler leaves registers for so many
     slices: int = 1  # stream: k_warps share so many slices of k, each as a block of a cluster has one, and add in that order
 
     @property
     def warps(self) -> int:
+        """That multiply."""
         return self.row_warps * self.k_warps * self.token_warps
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps
+        return 32 * (self.warps + (PRODUCER_WARPS if self.family == "tile_wgmma" else 0))
 
     @property
     def tile_rows(self) -> int:
@@ -53,14 +58,15 @@ class Plan:
 
     def __str__(self) -> str:
         name = f"{self.family} {self.tile_rows}x{self.tokens} warps {self.row_warps}x{self.k_warps * self.token_warps}"
-        return f"{name} split {self.split} stages {self.stages} blocks/SM {self.blocks_per_sm}"
+        cut = f"split {self.split}" + (f" slices {self.slices}" if self.slices > 1 else "")
+        return f"{name} {cut} stages {self.stages} blocks/SM {self.blocks_per_sm}"
 
 
 @dataclass(frozen=True)
 class SmemMap:
     """Byte offsets of a block's shared memory; emitted as constants and checked by static_assert in the kernels."""
 
-    stage: int  # of one warp (stream), warpgroup (stream_wgmma) or block (tile_mma)
+    stage: int  # of one warp (stream), warpgroup (stream_wgmma) or block (tile_mma, tile_wgmma)
     x: int
     bars: int
     total: int
@@ -81,6 +87,9 @@ def smem_map(problem: Problem, plan: Plan) -> SmemMap:
         return SmemMap(stage, 0, groups * ring, groups * (ring + 8 * plan.stages))
     stage = plan.tile_rows // 16 * layout.unit_bytes + plan.tokens * 256
     ring = stage * plan.stages
+    if plan.family == "tile_wgmma":
+        bars = ring + plan.row_warps * 8 * (plan.warp_blocks * 16 + 4) * 4  # eight tokens of each warp's rows, on their way out
+        return SmemMap(stage, 0, bars, bars + 16 * plan.stages)
     return SmemMap(stage, 0, ring, max(ring, plan.tokens * (plan.tile_rows + 4) * 4))
 
 
@@ -97,10 +106,16 @@ class Geometry:
 
 def launch_geometry(problem: Problem, plan: Plan, m: int) -> Geometry:
     """How `plan` is launched for `m` tokens, on a device and in the emulator alike."""
-    row_tiles = -(-problem.n // plan.tile_rows)
-    return Geometry(
-        row_tiles * plan.split, -(-m // plan.tokens), plan.threads, smem_map(problem, plan).total, plan.split
-    )
+    blocks, most = blocks_of(problem, plan)
+    token_tiles = -(-m // plan.tokens)
+    grid = (min(blocks * token_tiles, most), 1) if most else (blocks, token_tiles)
+    return Geometry(*grid, plan.threads, smem_map(problem, plan).total, plan.split)
+
+
+def blocks_of(problem: Problem, plan: Plan) -> tuple[int, int]:
+    """Blocks for every tile of tokens, and how many there are at most where blocks stay and go through tiles by turns, else 0."""
+    blocks = -(-problem.n // plan.tile_rows) * plan.split
+    return blocks, problem.arch.sms * plan.blocks_per_sm if plan.family == "tile_wgmma" and plan.split == 1 else 0
 
 
 def layout_of(problem: Problem) -> Layout:
@@ -129,15 +144,15 @@ def rounds(problem: Problem, plan: Plan) -> bool:
     376 and 411 TFLOP/s without and with it (tile_mma, int4_g128, 8192x8192, M = 8192, H200). Never where bits must not depend on M.
     """
     spec = problem.spec
-    if plan.family != "tile_mma" or plan.tokens < 64 * plan.token_warps or problem.batch_invariant or problem.act != "bf16":
+    if plan.family not in ("tile_mma", "tile_wgmma") or plan.tokens < 64 * plan.token_warps or problem.batch_invariant or problem.act != "bf16":
         return False
     if not layout_of(problem).grouped or spec.zero == "float" or (spec.zero == "int" and spec.scale.name != "bf16"):
         return False
     return bool(product_rounding(spec.value, spec.scale, problem.act))
 
 
-def streams_by_wgmma(problem: Problem) -> bool:
-    """stream_wgmma exists for it: on Hopper, for all but float zero points."""
+def has_wgmma(problem: Problem) -> bool:
+    """stream_wgmma and tile_wgmma exist for it: on Hopper, for all but float zero points."""
     return problem.arch.wgmma and problem.spec.zero != "float"
 
 
@@ -156,8 +171,8 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
         return tuple(reasons)
     if plan.family not in FAMILIES:
         return (f"family {plan.family!r} is none of {', '.join(FAMILIES)}",)
-    if plan.family == "stream_wgmma" and not arch.wgmma:
-        return (f"stream_wgmma multiplies by wgmma, which only Hopper (sm_90a) has; {arch.name} has none",)
+    if plan.family in WGMMA_FAMILIES and not arch.wgmma:
+        return (f"{plan.family} multiplies by wgmma, which only Hopper (sm_90a) has; {arch.name} has none",)
     for name in (
         "tokens",
         "warp_blocks",
@@ -179,7 +194,7 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
     if PANEL_BLOCKS % plan.warp_blocks:
         reasons.append(f"warp_blocks must divide {PANEL_BLOCKS}; got {plan.warp_blocks}")
     if plan.threads > 1024:
-        reasons.append(f"a block has at most 1024 threads; {plan.warps} warps make {plan.threads}")
+        reasons.append(f"a block has at most 1024 threads; {plan.threads // 32} warps make {plan.threads}")
     if plan.threads * plan.blocks_per_sm > arch.threads_per_sm:
         reasons.append(
             f"{plan.blocks_per_sm} blocks of {plan.threads} threads exceed {arch.threads_per_sm} threads per SM"
@@ -193,7 +208,7 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
         reasons += _illegal_tile(plan)
     else:
         reasons += _illegal_cut(problem, plan)
-        reasons += _illegal_stream(problem, plan) if plan.family == "stream" else _illegal_wgmma(problem, plan)
+        reasons += _ILLEGAL[plan.family](problem, plan)
     registers, limit = least_registers(problem, plan), register_limit(plan)
     if registers > limit:
         reasons.append(
@@ -211,13 +226,21 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
 
 def register_limit(plan: Plan) -> int:
     """Registers a thread can have: each of an SM's four sub-cores has 16384, given to warps in units of 8 per thread."""
-    warps = -(-plan.warps * plan.blocks_per_sm // 4)
-    return min(255, 16384 // (32 * warps) // 8 * 8)
+    warps = -(-(plan.threads // 32) * plan.blocks_per_sm // 4)
+    at_launch = min(255, 16384 // (32 * warps) // 8 * 8)
+    if not moves_registers(plan):
+        return at_launch
+    return min(232, (at_launch * plan.threads // 32 - PRODUCER_WARPS * PRODUCER_REGISTERS) // plan.warps // 8 * 8)
+
+
+def moves_registers(plan: Plan) -> bool:
+    """The producer gives registers back, the consumers take them: where there are too few for all alike."""
+    return plan.family == "tile_wgmma" and plan.threads * plan.blocks_per_sm > 256
 
 
 def natural_registers(problem: Problem, plan: Plan) -> int:
     """About what the compiler takes where it may: with several groups in a unit it keeps all their scales alive."""
-    if plan.family == "stream_wgmma":
+    if plan.family in WGMMA_FAMILIES:
         return least_registers(problem, plan)
     return least_registers(problem, plan) * (29 if layout_of(problem).steps > 1 else 20) // 20
 
@@ -237,9 +260,11 @@ def least_registers(problem: Problem, plan: Plan) -> int:
         "int": 3 * plan.warp_blocks,
         "float": 4 * token_tiles + 2 * plan.warp_blocks + (max(8, 6 * tiles) if layout.steps > 1 else 0),
     }[problem.spec.zero]
+    if problem.spec.zero == "float" and plan.family == "tile_mma" and layout.steps == 8 and tiles >= 4:
+        zeros += 80  # all loads of a unit's zero points are hoisted (sm_120a)
     words = 4 * (problem.spec.value.bits.bit_count() - 1) * plan.warp_blocks  # beyond one vector, and codes in pieces
     words += 8 if problem.spec.value.kind == "codebook" else 0  # the bytes of 16 entries
-    if plan.family == "stream_wgmma":  # fragments of two vectors; the sums of all groups of a vector are alive at once
+    if plan.family in WGMMA_FAMILIES:  # fragments of two vectors; the sums of all groups of a vector are alive at once
         vector = 32 if problem.spec.value.bits == 8 else 64
         parts = 4 * tiles * max(1, vector // layout.step) if sums == 2 else 0
         fragments = 22 + 28 * plan.warp_blocks if layout.grouped else 30 + 12 * plan.warp_blocks
@@ -290,6 +315,31 @@ def _illegal_wgmma(problem: Problem, plan: Plan) -> list[str]:
     if 4 * plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > smem.bars // (plan.warps // 4):
         reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
     return reasons
+
+
+def _illegal_tile_wgmma(problem: Problem, plan: Plan) -> list[str]:
+    reasons = []
+    if plan.row_warps % 4:
+        reasons.append(f"a warpgroup is four warps: row_warps must be a multiple of 4; got {plan.row_warps}")
+    if PANEL_BLOCKS % (plan.row_warps * plan.warp_blocks) and plan.row_warps * plan.warp_blocks % PANEL_BLOCKS:
+        reasons.append(f"the rows of a tile must divide {16 * PANEL_BLOCKS} or be a multiple of it; got {plan.tile_rows}")
+    if plan.warp_blocks > 2:
+        reasons.append(f"warp_blocks must be 1 or 2; got {plan.warp_blocks}")
+    if plan.tokens not in TILE_TOKENS:
+        reasons.append(f"tokens must be one of {', '.join(map(str, TILE_TOKENS))}; got {plan.tokens}")
+    if plan.k_warps != 1:
+        reasons.append(f"the warps of tile_wgmma do not cut k; got k_warps {plan.k_warps}")
+    if plan.stages < 2:
+        reasons.append("tile_wgmma needs two stages")
+    if problem.spec.zero == "float":
+        reasons.append("float zero points need sums of x, which this family does not make")
+    smem = smem_map(problem, plan)
+    if plan.split > 1 and plan.row_warps * plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > smem.stage * plan.stages:
+        reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")
+    return reasons
+
+
+_ILLEGAL = {"stream": _illegal_stream, "stream_wgmma": _illegal_wgmma, "tile_wgmma": _illegal_tile_wgmma}
 
 
 def _illegal_tile(plan: Plan) -> list[str]:

@@ -19,7 +19,7 @@ from lowbit.plan.plan import FAMILIES, Plan, illegal
 from lowbit.problem import Problem
 
 SHIPPED = Path(__file__).with_name("tuned.json")  # what `lowbit tune` found on an H200
-_FORMAT = 1
+_FORMAT = 2
 _MOST_BYTES = 2**24
 _TYPES = [str if field.name == "family" else int for field in fields(Plan)]
 
@@ -63,7 +63,7 @@ def read(path: str) -> Tuned:
         for tokens, values in plans.items():
             if not isinstance(values, list) or [type(value) for value in values] != _TYPES or values[0] not in FAMILIES:
                 names = ", ".join(field.name for field in fields(Plan))
-                raise BadInput(f"{path}: a plan has {len(_TYPES)} values, {names}; got {values!r:.200} for {name!r:.200}")
+                raise BadInput(f"{path}: a plan has {len(_TYPES)} values, {names}; got {values!r:.200} for {name!r:.200}: {remedy}")
             found.setdefault(name, {})[int(tokens)] = Plan(*values)
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from lowbit.arch import ARCHS, Arch
-from lowbit.plan.plan import FAMILIES, Plan, streams_by_wgmma
+from lowbit.plan.plan import FAMILIES, WGMMA_FAMILIES, Plan, has_wgmma
 from lowbit.problem import ACTIVATIONS, Problem, unsupported
 from lowbit.weights import WeightSpec
 
@@ -68,7 +68,7 @@ def sweep(everything: bool) -> Iterator[Pick]:
     that every pair of two dimensions occurs. Else a thinned one: every format in every family on one chip each, all chips in turn.
     """
     for (i, value), (f, family) in product(enumerate(SWEPT), enumerate(FAMILIES)):
-        archs = [arch for arch in ARCHS.values() if family != "stream_wgmma" or has_wgmma(value, arch)]
+        archs = [arch for arch in ARCHS.values() if family not in WGMMA_FAMILIES or by_wgmma(value, arch)]
         if not archs:
             continue
         points = list(product(archs, ACTIVATIONS)) if everything else [(archs[(2 * i + f + i // 6) % len(archs)], ACTIVATIONS[i % 2])]
@@ -83,9 +83,9 @@ def sweep(everything: bool) -> Iterator[Pick]:
                 j += 1
 
 
-def has_wgmma(value: str, arch: Arch) -> bool:
-    """stream_wgmma exists for weights of that value format, or spec."""
-    return streams_by_wgmma(Problem(WeightSpec.parse(value), "bf16", "bf16", 64, 256, arch))
+def by_wgmma(value: str, arch: Arch) -> bool:
+    """WGMMA_FAMILIES exist for weights of that value format, or spec."""
+    return has_wgmma(Problem(WeightSpec.parse(value), "bf16", "bf16", 64, 256, arch))
 
 
 def _fits_outputs(name: str) -> bool:
@@ -188,6 +188,15 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
         }
         for stages in (2, 3, 4):
             plans[f"warpgroup ring of {stages} stages wraps"] = Plan("stream_wgmma", 8, 2, 4, stages=stages)
+            plans[f"producer's ring of {stages} stages wraps"] = Plan("tile_wgmma", 16, 1, 8, stages=stages)
+        plans |= {
+            "one consumer": Plan("tile_wgmma", 8, 1, 4, stages=2),
+            "more stages than a tile has k blocks": Plan("tile_wgmma", 16, 2, 4, stages=12),
+            "scales in operands that round, or not": Plan("tile_wgmma", 64, 1, 4, stages=2),
+            "consumers without rows": Plan("tile_wgmma", 32, 2, 8, stages=2),
+            "cluster of tiles cuts k, unevenly": Plan("tile_wgmma", 16, 1, 8, split=2, stages=3),
+            "cluster of three tiles": Plan("tile_wgmma", 16, 2, 4, split=3, stages=4),
+        }
     for stages in (2, 3, 4, 5):
         plans[f"ring of {stages} stages wraps"] = Plan("stream", 8, 1, 2, stages=stages)
     for stages in (2, 3, 4):
@@ -195,6 +204,7 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
     if arch.clusters:
         for split in (2, 3, 4, 5, 8):  # 3 and 5 do not divide the 8 row quads
             plans[f"cluster of {split} cuts k"] = Plan("stream", 8, 1, 2, split=split, stages=2, x_chunks=chunks)
+        plans["more sums than threads, uneven cluster"] = Plan("stream", 24, 1, 2, split=3, stages=4)
         plans["slices in a cluster"] = Plan("stream", 1, 1, 2, k_warps=4, split=2, stages=2, slices=2)
         plans["cluster, k warps and ragged rows"] = Plan(
             "stream", 8, 2, 3, k_warps=2, split=2, stages=3, x_chunks=chunks
@@ -202,7 +212,7 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
     for name, plan in plans.items():
         for spec in ("int4_g128", "nvfp4", "int8"):
             # nine blocks of 128 wrap every ring above, and leave cut k uneven
-            yield Case(name, spec, 104, 1144, (1, plan.tokens + 1), act, plan=plan)
+            yield Case(name, spec, 104, 1144, (1, plan.tokens + 1), act, bias=plan.split > 1, plan=plan)
     panels = Plan("tile_mma", 64, 4, 4, stages=2) if act == "bf16" else Plan("tile_mma", 32, 2, 8, stages=2)  # bf16: scales in operands that round
     specs = (("int4_g128", 216), ("nvfp4", 296), ("int8", 392), ("uint4z_g32_bf16", 216), ("int8_g64_e4m3", 56), ("nf4_g64_bf16", 216))
     for spec, n in (*specs, ("int4_g64_e8m0", 216)):

@@ -11,7 +11,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from lowbit.jit.source import Source
 from lowbit.layout.pack import PackedWeight
 from lowbit.ops import checks, gemm
 from lowbit.plan.choose import MAX_GRID_Y, choose
-from lowbit.plan.plan import X_BOX_K, Plan, launch_geometry
+from lowbit.plan.plan import WGMMA_FAMILIES, X_BOX_K, Plan, blocks_of, launch_geometry
 from lowbit.problem import Problem
 
 _CHECKOUT = Path(__file__).resolve().parents[2] / "emulator"
@@ -191,7 +191,9 @@ def _launch(
     """rows (M, k8) -> y (M, N). What the kernel may touch, and how, is what each allocation says."""
     m, k = rows.shape
     geometry = launch_geometry(problem, plan, m)
-    if geometry.grid_y > MAX_GRID_Y:
+    if blocks_of(problem, plan)[1]:  # so few that each goes through several tiles
+        geometry = replace(geometry, grid_x=min(geometry.grid_x, 2))
+    if m > MAX_GRID_Y * plan.tokens:
         raise BadInput(f"one call takes at most {MAX_GRID_Y * plan.tokens} tokens; got {m}: split the batch")
     pitch = max(rows.stride(0) if m > 1 else k, k) + 8 * gap
     span = torch.full(
@@ -209,7 +211,7 @@ def _launch(
         )  # a number of bytes: poisoned, each to be written once
         params.x_pitch = 2 * pitch
         params.m = m
-        if plan.family == "stream_wgmma":
+        if plan.family in WGMMA_FAMILIES:
             words = emulator().tensor_map(
                 params.x, width=k, height=m, pitch=2 * pitch, elem=2, box_width=X_BOX_K, box_height=plan.tokens, swizzle=128
             )

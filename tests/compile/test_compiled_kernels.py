@@ -20,7 +20,7 @@ from lowbit.jit.toolkit import find_nvcc
 from lowbit.plan.candidates import candidates
 from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.cost import estimate
-from lowbit.plan.plan import FAMILIES, Plan, layout_of, smem_map
+from lowbit.plan.plan import FAMILIES, WGMMA_FAMILIES, Plan, layout_of, smem_map
 from lowbit.problem import Problem
 from lowbit.testing.cases import sweep
 from lowbit.weights import WeightSpec
@@ -60,7 +60,7 @@ REGISTERS_PER_SM = 65536
 
 
 def families(chip: str) -> set[str]:
-    return {family for family in FAMILIES if family != "stream_wgmma" or arch(chip).wgmma}
+    return {family for family in FAMILIES if family not in WGMMA_FAMILIES or arch(chip).wgmma}
 
 
 def problem_of(spec: str, n: int, k: int, chip: str, act: str, out: str = "") -> Problem:
@@ -85,7 +85,7 @@ def extremes(chip: str) -> Iterator[tuple[Problem, Plan]]:
     unit = layout_of(problem).unit_bytes
     for m in (8, 32, 128):
         for family in FAMILIES:
-            plans = [plan for plan in candidates(problem, m) if plan.family == family]
+            plans = candidates(problem, m, family)
             if plans:
                 yield problem, max(plans, key=lambda p: (p.threads * p.blocks_per_sm, p.warp_blocks))
                 yield (
@@ -102,7 +102,7 @@ def swept(chip: str, everything: bool) -> Iterator[tuple[Problem, Plan]]:
         n, k = SHAPES[i % len(SHAPES)]
         problem = problem_of(pick.spec, n, k, chip, pick.act, pick.out)
         for m in (16, 1, 128):  # x of 16 tokens may not fit beside the ring, nor that of one for the largest k on the smallest chip
-            plans = [plan for plan in candidates(problem, m) if plan.family == pick.family]
+            plans = candidates(problem, m, pick.family)
             if plans:
                 yield problem, min(plans, key=lambda plan: estimate(problem, plan, m).us)
                 break
@@ -165,6 +165,7 @@ def test_nvcc_takes_a_kernel_of_each_family(family: str, chip: str) -> None:
         "stream": Plan("stream", 8, 2, 4, stages=2),
         "stream_wgmma": Plan("stream_wgmma", 16, 2, 4, k_warps=2, stages=2),
         "tile_mma": Plan("tile_mma", 32, 2, 2, token_warps=2),
+        "tile_wgmma": Plan("tile_wgmma", 128, 1, 8),
     }[family]
     compiled = compile_source(generate(problem, plan), compiler=find_compiler("nvcc"))
     assert fault(compiled, plan) == ""

@@ -17,10 +17,10 @@ import lowbit
 from lowbit.arch import ARCHS, Arch, arch
 from lowbit.errors import BadInput, BadType, LaunchError, Unsupported
 from lowbit.plan.choose import BUCKETS, choose
-from lowbit.plan.plan import FAMILIES, Plan, illegal
+from lowbit.plan.plan import FAMILIES, WGMMA_FAMILIES, Plan, illegal
 from lowbit.problem import ACTIVATIONS, unsupported
 from lowbit.testing import emulate
-from lowbit.testing.cases import BLOCK_FLOATS, GROUPS, SCALES, SWEPT, Case, Pick, cases, has_wgmma, sweep
+from lowbit.testing.cases import BLOCK_FLOATS, GROUPS, SCALES, SWEPT, Case, Pick, by_wgmma, cases, sweep
 from lowbit.weights import WeightSpec
 
 pytestmark = pytest.mark.skipif(bool(emulate.obstacle()), reason=emulate.obstacle() or "the emulator is here")
@@ -54,7 +54,7 @@ def test_cases_differ_and_cover_what_they_promise() -> None:
 
 def has(value: str, family: str, row: Arch) -> bool:
     """Does the family exist there, for such weights?"""
-    return family != "stream_wgmma" or has_wgmma(value, row)
+    return family not in WGMMA_FAMILIES or by_wgmma(value, row)
 
 
 def points(everything: bool) -> list[tuple[str, str, str, Pick]]:
@@ -134,7 +134,7 @@ def test_act_order_gives_every_column_its_own_group(name: str, chip: str, act: s
     """One-hot tokens, scales by powers of two of their own: exact, for full groups and for a slice with unequal and empty ones."""
     n, k, random = 37, 133, torch.Generator().manual_seed(5)
     spec = lowbit.WeightSpec.parse(name)
-    if spec.zero == "float" and plan.family == "stream_wgmma":
+    if spec.zero == "float" and plan.family in WGMMA_FAMILIES:
         plan = SMALL  # that family has no float zero points
     full = torch.arange(k) // spec.k
     few = torch.randint(0, 4, (k,), generator=random) * 2

@@ -80,6 +80,7 @@ def name(run: Run) -> str:
 STREAM = Plan("stream", 16, 2, 2, stages=2)
 TILE = Plan("tile_mma", 32, 1, 2, token_warps=2, stages=2)
 WGMMA = Plan("stream_wgmma", 16, 1, 4, k_warps=2, stages=2)
+TILE_WGMMA = Plan("tile_wgmma", 64, 1, 4, stages=2)
 
 
 def probe_plans(chip: str) -> dict[str, Plan]:
@@ -92,7 +93,7 @@ def probe_plans(chip: str) -> dict[str, Plan]:
     if row.bulk:
         plans["stream, x by small copies"] = Plan("stream", 4, 1, 2, k_warps=2, stages=2)
     if row.wgmma:
-        plans["stream_wgmma"] = WGMMA
+        plans |= {"stream_wgmma": WGMMA, "tile_wgmma": TILE_WGMMA, "tile_wgmma, sums of groups": replace(TILE_WGMMA, tokens=32, row_warps=8)}
     if row.clusters:
         plans["stream, cluster"] = Plan("stream", 8, 1, 2, split=2, stages=2, x_chunks=2)
     return plans
@@ -337,7 +338,7 @@ def test_one_hot_tokens_with_k_cut_and_rings_wrapped(run: Run) -> None:
     assert -(-run.k // 128) > (2 * slots if run.plan.split < 8 else 8)
 
 
-@pytest.mark.parametrize("family", ["stream", "stream_wgmma", "tile_mma"])
+@pytest.mark.parametrize("family", ["stream", "stream_wgmma", "tile_mma", "tile_wgmma"])
 def test_scales_at_the_ends_of_their_range_are_exact_in_operands(family: str) -> None:
     """e8m0 scales as small and as large as float32 allows, subnormal operands included, on all codes of e2m1: folded and on sums alike."""
     exponents = [*range(7), 10, 60, 120, 127, 200, 240, 250, 251, 252]
@@ -348,7 +349,7 @@ def test_scales_at_the_ends_of_their_range_are_exact_in_operands(family: str) ->
     w, packed = qw.dequantize(), pack(qw)
     for tokens in (8, 32):
         plan = {"stream": Plan("stream", tokens, 1, 2, stages=4), "stream_wgmma": Plan("stream_wgmma", tokens, 1, 4, stages=2),
-                "tile_mma": Plan("tile_mma", tokens, 1, 2, stages=2)}[family]  # fmt: skip
+                "tile_mma": Plan("tile_mma", tokens, 1, 2, stages=2), "tile_wgmma": Plan("tile_wgmma", tokens, 1, 4, stages=2)}[family]  # fmt: skip
         run = Run("sm_90a", "mxfp4", 48, 512, tokens, "bf16", plan, "fp32")
         assert folds(run.problem, plan) == (tokens == 32)
         kernel = emulate.build_all([(run.problem, plan)])

@@ -176,6 +176,7 @@ def test_batch_invariant_layers_take_measured_plans_of_their_common_cut(monkeypa
     plans = {m: choose(problem, m) for m in BUCKETS}
     assert {plan.cut for plan in plans.values()} == {(2, 2)}
     assert (plans[1], plans[8]) == (replace(stream, slices=2), few)
+    assert all(explain(problem, m).plan == plan and not explain(problem, m).measured for m, plan in plans.items())
     assert [choose(replace(problem, batch_invariant=False), m) for m in (1, 8, 16)] == [stream, few, other]
 
 
@@ -243,7 +244,7 @@ def test_a_family_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose(problem, 16).family == explain(problem, 16).plan.family == family
         assert {plan.family for plan, _ in explain(problem, 16).others} <= {family}
     monkeypatch.setenv("LOWBIT_PLAN", "tile")
-    with pytest.raises(BadInput, match="LOWBIT_PLAN must name a kernel family, one of stream, stream_wgmma, tile_mma; got 'tile'"):
+    with pytest.raises(BadInput, match="LOWBIT_PLAN must name a kernel family, one of stream, stream_wgmma, tile_mma, tile_wgmma; got 'tile'"):
         choose(problem, 16)
 
 
@@ -252,10 +253,11 @@ def test_a_family_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
 STREAM = Plan("stream", 8, 1, 4, stages=2)
 TILE = Plan("tile_mma", 32, 2, 2, token_warps=2, stages=2)
 WGMMA = Plan("stream_wgmma", 16, 2, 4, k_warps=2, stages=2)
+TILE_WGMMA = Plan("tile_wgmma", 64, 1, 8, stages=2)
 LAYER = problem_of("int4_g128", 512, 1024, arch("sm_90a"))
 NARROW = problem_of("int4_g128", 512, 1024, arch("sm_86"))
 BAD: list[tuple[Problem, Plan, str]] = [
-    (LAYER, replace(STREAM, family="wave"), "family 'wave' is none of stream, stream_wgmma, tile_mma"),
+    (LAYER, replace(STREAM, family="wave"), "family 'wave' is none of stream, stream_wgmma, tile_mma, tile_wgmma"),
     *(
         (LAYER, Plan(**{**vars(STREAM), field: value}), f"{field} must be at least 1; got {value}")
         for field in ("tokens", "warp_blocks", "row_warps", "k_warps", "token_warps", "split", "stages", "x_chunks", "slices")
@@ -287,6 +289,18 @@ BAD: list[tuple[Problem, Plan, str]] = [
     (LAYER, replace(WGMMA, tokens=64, stages=1), "partial sums of 64 tokens do not fit the ring of 1 stages"),
     (LAYER, replace(WGMMA, token_warps=2), "stream_wgmma has no token warps"),
     (problem_of("uint4zf_g128", 512, 1024, arch("sm_90a")), WGMMA, "float zero points need sums of x"),
+    (NARROW, TILE_WGMMA, "tile_wgmma multiplies by wgmma, which only Hopper (sm_90a) has; sm_86 has none"),
+    (LAYER, replace(TILE_WGMMA, row_warps=6), "row_warps must be a multiple of 4; got 6"),
+    (LAYER, replace(TILE_WGMMA, row_warps=12), "the rows of a tile must divide 128 or be a multiple of it; got 192"),
+    (LAYER, replace(TILE_WGMMA, row_warps=32), "a block has at most 1024 threads; 36 warps make 1152"),
+    (LAYER, replace(TILE_WGMMA, warp_blocks=4), "warp_blocks must be 1 or 2; got 4"),
+    (LAYER, replace(TILE_WGMMA, tokens=24), "tokens must be one of 8, 16, 32, 64, 128, 192, 256; got 24"),
+    (LAYER, replace(TILE_WGMMA, k_warps=2), "the warps of tile_wgmma do not cut k; got k_warps 2"),
+    (LAYER, replace(TILE_WGMMA, stages=1), "tile_wgmma needs two stages"),
+    (LAYER, replace(TILE_WGMMA, slices=2), "slices must divide the k warps of stream; got 2 for 1 of tile_wgmma"),
+    (LAYER, replace(TILE_WGMMA, tokens=128, split=2, stages=2, row_warps=16), "partial sums of 128 tokens do not fit the ring of 2 stages"),
+    (LAYER, replace(TILE_WGMMA, tokens=256, warp_blocks=2), "registers a thread are needed, 232 are there with 384 threads x 1 blocks"),
+    (problem_of("uint4zf_g128", 512, 1024, arch("sm_90a")), TILE_WGMMA, "float zero points need sums of x"),
     (LAYER, replace(TILE, k_warps=2), "tile_mma does not cut k"),
     (LAYER, replace(TILE, split=2), "tile_mma does not cut k"),
     (LAYER, replace(TILE, row_warps=3), "the rows of a tile must divide 128 or be 256; got 96"),
@@ -311,7 +325,7 @@ def test_a_bad_plan_is_refused_with_its_reason_and_never_generated(problem: Prob
 def test_the_plans_that_the_bad_ones_were_made_of_are_legal(plan: Plan) -> None:
     assert illegal(LAYER, plan) == illegal(NARROW, plan) == ()
     assert generate(LAYER, plan).arch == "sm_90a"
-    assert illegal(LAYER, WGMMA) == ()
+    assert illegal(LAYER, WGMMA) == illegal(LAYER, TILE_WGMMA) == ()
 
 
 def test_act_order_is_supported_but_no_problem_of_a_kernel() -> None:
