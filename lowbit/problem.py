@@ -12,6 +12,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
+from lowbit.activations import ActSpec
 from lowbit.arch import Arch
 from lowbit.dtypes import DType, dtype
 from lowbit.errors import BadInput, Unsupported
@@ -55,6 +56,40 @@ class Problem:
     def label(self) -> str:
         """For messages and file names: `int4_g128 x bf16 -> bf16, 4096x4096`."""
         return f"{self.spec} x {self.act} -> {self.out}, {self.n}x{self.k}{', batch-invariant' * self.batch_invariant}"
+
+
+MOST_COLUMNS = 65536  # of a token that is quantised: a block keeps them in registers
+
+
+@dataclass(frozen=True)
+class ActProblem:
+    """Activations (M, k) of 16 bits become codes and scales as `spec` says; any M."""
+
+    spec: ActSpec
+    x: str  # one of ACTIVATIONS
+    k: int  # a multiple of 8
+    arch: Arch
+
+    @property
+    def threads(self) -> int:
+        """Of the block that quantises a token."""
+        return min(1024, -(-self.k // 256) * 32)
+
+    @property
+    def label(self) -> str:
+        """For messages and file names: `quantise bf16 to fp8_g128, 4096 columns`."""
+        return f"quantise {self.x} to {self.spec}, {self.k} columns"
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Why the chip cannot do it; () if it can."""
+        reasons = []
+        if self.spec.value.is_float and self.arch.level < 89:
+            reasons.append(f"{self.spec} activations need sm_89 or newer; {self.arch.name} has no such numbers: use int8")
+        if self.x == "bf16" and not self.arch.bf16:
+            reasons.append(f"bf16 activations need sm_80 or newer; {self.arch.name} has none: use fp16")
+        if not 8 <= self.k <= MOST_COLUMNS:
+            reasons.append(f"activations are quantised with 8 to {MOST_COLUMNS} columns; got {self.k}")
+        return tuple(reasons)
 
 
 def merges(value: DType, scale: DType) -> bool:

@@ -25,12 +25,13 @@ from lowbit.plan.plan import (
     register_limit,
     smem_map,
 )
-from lowbit.problem import Problem, rounded_codebook
+from lowbit.problem import ActProblem, Problem, rounded_codebook
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
 _ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
 _TYPES = {"bf16": "Bf16", "fp16": "F16", "fp32": "F32"}
+_CODES = {"fp8_e4m3": "E4m3", "fp8_e5m2": "E5m2", "int8": "S8"}
 _CLASSES = {"stream": "Stream", "stream_wgmma": "StreamWgmma", "tile_mma": "TileMma", "tile_wgmma": "TileWgmma"}
 
 
@@ -95,18 +96,48 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "};",
         ]
     )
-    head = f'// {problem.label}, {problem.arch.name}: {plan}\n#include "{plan.family}.cuh"\n'
-    entry = f"lowbit_{plan.family}_{hashlib.sha256((head + config).encode()).hexdigest()[:12]}"
+    return _source(problem, plan.family, config, "Params", _CLASSES[plan.family], plan.threads, plan.blocks_per_sm, str(plan))
+
+
+def generate_act(problem: ActProblem) -> Source:
+    """The kernel that quantises activations; Unsupported with the reasons if the chip cannot."""
+    reasons = problem.unsupported()
+    if reasons:
+        raise Unsupported(reasons)
+    spec = problem.spec
+    constants = {"kK": problem.k, "kThreads": problem.threads, "kLevel": problem.arch.level, "kGroup": spec.k}
+    lines = [f"    static constexpr u32 {name} = {value};" for name, value in constants.items()]
+    config = "\n".join(
+        [
+            "struct Config {",
+            "    using u32 = hw::u32;",
+            *lines,
+            f"    using In = lowbit::{_TYPES[problem.x]};",
+            f"    using Code = lowbit::{_CODES[spec.value.name]};",
+            f"    static constexpr bool kStatic = {str(spec.static).lower()};",
+            f"    static constexpr float kLimit = {spec.limit}f;",
+            "};",
+        ]
+    )
+    return _source(problem, "quantize_act", config, "ActParams", "QuantizeAct", problem.threads, 1, "")
+
+
+def _source(
+    problem: Problem | ActProblem, header: str, config: str, params: str, kernel: str, threads: int, blocks_per_sm: int, plan: str
+) -> Source:
+    """One kernel: the headers that it is made of, its constants, one instantiation."""
+    head = f'// {problem.label}, {problem.arch.name}{f": {plan}" * bool(plan)}\n#include "{header}.cuh"\n'
+    entry = f"lowbit_{header}_{hashlib.sha256((head + config).encode()).hexdigest()[:12]}"
     body = (
-        f"HW_KERNEL_RESIDENT({plan.threads}, {plan.blocks_per_sm}) {entry}(const HW_GRID_CONST lowbit::Params p) {{\n"
-        f"    lowbit::{_CLASSES[plan.family]}<Config>(p).run();\n}}\n"
+        f"HW_KERNEL_RESIDENT({threads}, {blocks_per_sm}) {entry}(const HW_GRID_CONST lowbit::{params} p) {{\n"
+        f"    lowbit::{kernel}<Config>(p).run();\n}}\n"
     )
     text = f"{head}{config}\n{body}"
     return Source(
         text=text,
         entry=entry,
         arch=problem.arch.name,
-        label=f"{problem.label} ({plan})",
+        label=f"{problem.label} ({plan})" if plan else problem.label,
         headers=gather_headers(text, INCLUDE_DIR),
         target=problem.arch.target,
     )

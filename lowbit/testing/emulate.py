@@ -19,16 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowbit.activations import ActSpec
 from lowbit.arch import Arch
 from lowbit.arch import arch as arch_row
 from lowbit.errors import BadInput, CompileError, LaunchError, Unsupported
-from lowbit.jit.generate import generate
+from lowbit.jit.generate import generate, generate_act
 from lowbit.jit.source import Source
 from lowbit.layout.pack import PackedWeight
-from lowbit.ops import checks, gemm
+from lowbit.ops import activation, checks, gemm
 from lowbit.plan.choose import MAX_GRID_Y, choose
 from lowbit.plan.plan import WGMMA_FAMILIES, X_BOX_K, Plan, blocks_of, launch_geometry
-from lowbit.problem import Problem
+from lowbit.problem import ActProblem, Problem
+from lowbit.quantize.activations import check_act_input
 
 _CHECKOUT = Path(__file__).resolve().parents[2] / "emulator"
 
@@ -155,6 +157,43 @@ def matmul(
         x, packed, act=act, bias=bias, out_dtype=out_dtype, arch=arch, plan=pair[1], seed=seed, gap=gap,
         batch_invariant=batch_invariant,
     )  # fmt: skip
+
+
+def quantize_act(
+    x: Tensor, act: str, scale: Tensor | None = None, *, arch: str | Arch = "sm_90a", seed: int = 1, gap: int = 0
+) -> tuple[Tensor, Tensor]:
+    """`quantize_act` for a CPU tensor x (..., K) by the very kernel that `arch` would run, codes uint8 (..., K rounded up to 16).
+
+    seed, gap and errors: as `matmul`.
+    """
+    spec = ActSpec.parse(act)
+    check_act_input(x, spec, scale)
+    row = arch_row(arch) if isinstance(arch, str) else arch
+    rows = gemm.rows_of(x, x.shape[-1])
+    (m, k), groups = rows.shape, spec.groups(x.shape[-1])
+    problem = ActProblem(spec, checks.NAMES[x.dtype], k, row)
+    source = generate_act(problem)
+    library = emulator().build([source])
+    pitch = k + 8 * gap
+    span = torch.full(((m - 1) * pitch + k,), float("nan"), dtype=rows.dtype)
+    span.as_strided((m, k), (pitch, 1)).copy_(rows)
+    columns = -(-k // activation.CODE_COLUMNS) * activation.CODE_COLUMNS
+    with emulator().Memory() as memory:
+        params = activation.ActParams()
+        params.x = memory.alloc("x", span, read_only=True, dependent=row.bulk)
+        params.codes = memory.alloc("codes", m * columns, output=True, dependent=row.bulk)
+        params.scales = memory.alloc("scales", m * groups * 4, output=True, dependent=row.bulk)
+        params.scale = None if scale is None else memory.alloc("scale", scale, read_only=True)
+        params.x_pitch, params.m = 2 * pitch, m
+        library.launch(
+            source, bytes(params), grid=(m, 1), block=problem.threads, smem=activation.SMEM_BYTES, seed=seed, arch=row.level, resident=min(2, m)
+        )
+        for name, address, size in (("codes", params.codes, m * columns), ("scales", params.scales, m * groups * 4)):
+            if missing := memory.unwritten(address):
+                raise LaunchError(f"{source.label} on {source.arch}: {missing} of {size} bytes of {name} were never written")
+        codes: Tensor = memory.tensor(params.codes, (m, columns), torch.uint8)
+        scales: Tensor = memory.tensor(params.scales, (m, groups), torch.float32)
+    return codes.view(*x.shape[:-1], columns), scales.view(*x.shape[:-1], groups)
 
 
 @lru_cache(maxsize=256)

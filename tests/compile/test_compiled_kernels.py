@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from lowbit.activations import NAMES, ActSpec
 from lowbit.arch import ARCHS, arch
 from lowbit.errors import Unsupported
 from lowbit.jit.compile import UNKNOWN, Compiled, compile_source, find_compiler
-from lowbit.jit.generate import generate
+from lowbit.jit.generate import generate, generate_act
 from lowbit.jit.pool import compile_many
 from lowbit.jit.source import Source
 from lowbit.jit.toolkit import find_nvcc
@@ -21,7 +22,7 @@ from lowbit.plan.candidates import candidates
 from lowbit.plan.choose import BUCKETS, choose
 from lowbit.plan.cost import estimate
 from lowbit.plan.plan import FAMILIES, WGMMA_FAMILIES, Plan, layout_of, smem_map
-from lowbit.problem import Problem
+from lowbit.problem import MOST_COLUMNS, ActProblem, Problem
 from lowbit.testing.cases import sweep
 from lowbit.weights import WeightSpec
 
@@ -120,18 +121,32 @@ def nvidias(source: Source) -> Source:
 
 
 def fault(compiled: Compiled, plan: Plan) -> str:
-    """What is wrong with the compiler's report; empty if nothing is."""
+    """What is wrong with the compiler's report on a plan's kernel; empty if nothing is."""
+    return fault_of(compiled, plan.threads, plan.blocks_per_sm)
+
+
+def fault_of(compiled: Compiled, threads: int, blocks_per_sm: int) -> str:
     whole = -(-compiled.registers // 8) * 8  # how they are handed out
     bad = []
     if UNKNOWN in (compiled.registers, compiled.spill_bytes, compiled.stack_bytes, compiled.static_smem):
         bad.append("the log has no report")
     if compiled.spill_bytes or compiled.stack_bytes:
         bad.append(f"spills {compiled.spill_bytes} bytes, stack {compiled.stack_bytes}")
-    if not 16 <= compiled.registers <= 255 or whole * plan.threads * plan.blocks_per_sm > REGISTERS_PER_SM:
-        bad.append(f"{compiled.registers} registers for {plan.blocks_per_sm} blocks of {plan.threads} threads")
+    if not 16 <= compiled.registers <= 255 or whole * threads * blocks_per_sm > REGISTERS_PER_SM:
+        bad.append(f"{compiled.registers} registers for {blocks_per_sm} blocks of {threads} threads")
     if compiled.static_smem:
         bad.append(f"{compiled.static_smem} bytes of static shared memory")
     return f"{compiled.source.arch} {compiled.source.label}: {'; '.join(bad)}" if bad else ""
+
+
+@pytest.mark.parametrize("chip", ARCHS)
+def test_kernels_that_quantise_activations_compile_without_spills(chip: str) -> None:
+    specs = [spec for spec in map(ActSpec.parse, NAMES) if spec.quantised]
+    problems = [ActProblem(spec, "fp16", k, arch(chip)) for spec in specs for k in (8, 4096, 28672, MOST_COLUMNS)]
+    sources = {nvidias(generate_act(problem)): problem for problem in problems if not problem.unsupported()}
+    assert len(sources) == (36 if arch(chip).level >= 89 else 12)
+    compiled = compile_many(list(sources), workers=2)
+    assert [text for c in compiled if (text := fault_of(c, sources[c.source].threads, 1))] == []
 
 
 @pytest.mark.parametrize("chip", ARCHS)

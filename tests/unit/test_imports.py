@@ -113,7 +113,7 @@ print(layer(torch.arange(16.0).bfloat16().view(1, 16)).tolist())
 
 
 RANKS = (
-    ("errors",), ("layout.bits", "dtypes"), ("arch",), ("weights",), ("problem",),
+    ("errors",), ("layout.bits", "dtypes"), ("arch",), ("weights", "activations"), ("problem",),
     ("quantize", "layout", "plan", "jit", "reference"), ("ops",), ("nn",), ("api", "testing"), ("cli",),
 )  # fmt: skip
 
