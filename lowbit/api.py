@@ -93,7 +93,7 @@ class Explanation:
     """The kernel, from the cache or compiled for this answer; None if neither was possible, see `note`."""
     note: str
     measured: bool = False
-    """The plan was measured to be faster than the one of the lowest estimate."""
+    """The plan comes from a file of measured plans, and is not the one of the lowest estimate."""
 
     @property
     def bytes_moved(self) -> int:
@@ -117,6 +117,10 @@ class Explanation:
         largest = f"the estimate's largest part is {part.removesuffix('_us')} ({self.parts[part]:.1f} us)"
         size = chooser.size(self.m)
         what = f"up to {size} tokens" if size == chooser.bucket(self.m) else f"all beyond {chooser.BUCKETS[-2]} tokens"
+        if self.problem.batch_invariant:
+            parts, slices = self.plan.cut
+            kind = "a measured plan" if self.measured else f"the lowest estimate of {len(self.others) + 1} legal plans"
+            return f"{kind} of those that cut k in {parts} x {slices} parts, the order of sums of all sizes; {largest}"
         if self.measured:
             return f"measured to be the fastest for {what}; {largest}"
         return f"the lowest estimate of {len(self.others) + 1} legal plans for {what}, compared at {size}; {largest}"
@@ -169,8 +173,8 @@ def explain(
     `compiled=False` the kernel is looked up in the cache only. Raises BadInput, BadType; Unsupported if nothing can
     compute it.
     """
-    if m < 1:
-        raise BadInput(f"m must be at least 1; got {m}")
+    if not isinstance(m, int) or m < 1:
+        raise BadInput(f"m must be a whole number of at least 1; got {m!r}")
     problem = _problem(layer, arch)
     choice = chooser.explain(problem, m)
     kernel, note = _kernel(problem, choice.plan, cache or Cache(), compiled)
@@ -214,6 +218,10 @@ def warmup(
     directory: the cache they go to, to be shipped and named by LOWBIT_CACHE; default, the usual one. progress(done,
     all, label) is called in this thread. Raises BadInput, CompileError, Unsupported.
     """
+    if not isinstance(model, nn.Module):
+        raise BadType(f"warmup takes a module; got {type(model).__name__}")
+    if isinstance(archs, str):
+        raise BadType(f"archs is a list of names; got the text {archs!r}: give [{archs!r}]")
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     if not layers:
         raise BadInput(f"{type(model).__name__} has no lowbit.Linear in it: quantise its layers first")

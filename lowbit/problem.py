@@ -19,6 +19,7 @@ from lowbit.errors import BadInput, Unsupported
 from lowbit.weights import WeightSpec
 
 ACTIVATIONS = ("bf16", "fp16")  # what x becomes before the product
+EIGHT_BITS = ("fp8", "int8")  # ... with a scale a token; of kernels alone as yet, no layer takes them
 OUTPUTS = {"bf16": 2, "fp16": 2, "fp32": 4}  # what sums are rounded to: bytes of an element
 
 
@@ -27,7 +28,7 @@ class Problem:
     """y (M, n) = x (M, k) @ w (n, k)^T, with w as `spec` says; any M."""
 
     spec: WeightSpec
-    act: str  # one of ACTIVATIONS
+    act: str  # one of ACTIVATIONS or EIGHT_BITS
     out: str  # one of OUTPUTS
     n: int
     k: int
@@ -40,12 +41,19 @@ class Problem:
 
     @property
     def operand_bits(self) -> int:
-        return 16
+        return 8 if self.act in EIGHT_BITS else 16
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why no kernel can compute it, whatever its size; () if one may."""
+        return (unsupported_eight_bits if self.operand_bits == 8 else unsupported)(self.spec, self.act, self.arch)
 
     @cached_property
     def folds(self) -> bool:
         """Group scales may multiply the operands instead of fp32 sums: nothing would be rounded."""
-        return self.spec.zero == "none" and product_rounding(self.spec.value, self.spec.scale, self.act) == 0.0
+        if self.spec.zero != "none" or self.operand_bits == 8:
+            return False
+        return product_rounding(self.spec.value, self.spec.scale, self.act) == 0.0
 
     @property
     def out_bytes(self) -> int:
@@ -132,6 +140,23 @@ def unsupported(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:
         reasons.append(f"{spec.value.name} reaches {largest:g}, beyond {act}'s {limit:g}: {remedy}")
     if spec.k % 16 and not spec.act_order:  # which is packed in steps that suit
         reasons.append(f"group sizes must be multiples of 16; {spec} has {spec.k}")
+    return tuple(reasons)
+
+
+def unsupported_eight_bits(spec: WeightSpec, act: str, arch: Arch) -> tuple[str, ...]:
+    """The same for activations of EIGHT_BITS, which kernels take and layers do not yet."""
+    reasons, value = [], spec.value
+    if not arch.wgmma:
+        reasons.append(f"8-bit activations are multiplied on Hopper (sm_90a) alone as yet; this is {arch.name}: use act='fp16'")
+    if act == "int8" and not (value.is_int and value.max < 128):
+        reasons.append(f"int8 activations take integers of up to 8 bits that are int8 themselves; {value.name} is not: use act='fp8' or 'bf16'")
+    exact = (value.is_int and max(value.max, -value.min) <= 16) or (value.is_float and value.exponent <= 4 and value.mantissa <= 3)
+    if act == "fp8" and not exact:
+        reasons.append(f"fp8 activations take weights that are e4m3 numbers, integers up to 16 among them; {value.name} is not: use act='bf16'")
+    if spec.zero != "none":
+        reasons.append(f"zero points are not for 8-bit activations yet; {spec} has them: use act='bf16'")
+    if spec.k % 32:
+        reasons.append(f"group sizes must be multiples of 32 with 8-bit activations; {spec} has {spec.k}: use act='bf16'")
     return tuple(reasons)
 
 

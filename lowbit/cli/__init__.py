@@ -19,7 +19,8 @@ _COMMANDS = {"demo": demo, "bench": bench, "tune": tune, "inspect": inspect, "wa
 _ABOUT = "Matrix products with weights of 1 to 8 bits, their CUDA kernels compiled on demand."
 _ENVIRONMENT = (
     "environment: LOWBIT_CACHE folder of compiled kernels (~/.cache/lowbit); LOWBIT_COMPILER nvrtc, nvcc, a path or a full command; "
-    "LOWBIT_NO_JIT=1 run frozen kernels only; LOWBIT_WORKERS compiling processes; LOWBIT_PLAN kernel family to force; "
+    "LOWBIT_NO_JIT=1 run frozen kernels only; LOWBIT_WORKERS compiling processes; LOWBIT_PLAN kernel family to force, "
+    "one of stream, stream_wgmma, tile_mma, tile_wgmma; "
     "LOWBIT_TUNED file of plans that `lowbit tune` found"
 )
 

@@ -1,8 +1,9 @@
 // Packed codes, scales and zero points to numbers, exactly, in registers.
 // Knows bit patterns only; it must not know where codes come from or what they are multiplied with.
 //
-// A step is one m16n8k16: its four A registers hold two elements each, the lower half the first. Codes of b bits for four steps are b
-// words of a lane (layout/fields.py); every 16-bit half of a word holds bits of one element, so shifts and masks serve both.
+// A step is one product of 16 k (32 k with 8-bit operands): its four A registers hold two (four) elements each, the lowest bits the first. Codes of b
+// bits for four (two) steps are b words of a lane (layout/fields.py); every 16-bit (8-bit) part of a word holds bits of one element, so shifts and
+// masks serve all.
 #pragma once
 #include "types.cuh"
 
@@ -13,6 +14,7 @@ template <int kExponent_, int kMantissa_> struct Float { static constexpr int kB
 
 HW_FN u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
 HW_FN constexpr u32 both(u32 half) { return half * 0x10001u; }
+template <int kPart> HW_FN constexpr u32 parts(u32 part) { return kPart == 16 ? both(part) : part * 0x01010101u; }
 
 template <class Value> constexpr bool kIsFloat = false;
 template <int kExponent, int kMantissa> constexpr bool kIsFloat<Float<kExponent, kMantissa>> = true;
@@ -21,10 +23,10 @@ template <int kExponent, int kMantissa> constexpr bool kIsFloat<Float<kExponent,
 struct Piece { int word, left; u32 mask; };
 template <int kRegisters, int kBits> struct Pieces { Piece piece[kRegisters][kBits]; int count[kRegisters]; };
 
-// A lane's codes of one vector: four steps (two of 8-bit codes), register r = 4 * step + register of the step.
-template <class Value> struct Codes {
-    static constexpr int kBits = Value::kBits, kSteps = kBits == 8 ? 2 : 4, kVectors = 8 / kSteps, kRegisters = 4 * kSteps;
-    static constexpr int kWords = kBits * kSteps / 4, kFours = kWords & 4;
+// A lane's codes of one vector: 64 k, of 8-bit codes 32; register r = 4 * step + register of the step.
+template <class Value, int kPart = 16> struct Codes {
+    static constexpr int kBits = Value::kBits, kSteps = kPart / (kBits == 8 ? 8 : 4), kVectors = kPart / 2 / kSteps, kRegisters = 4 * kSteps;
+    static constexpr int kWords = kBits * kRegisters / kPart, kFours = kWords & 4;
     u32 words[kWords];
     HW_FN void load(u32 smem_unit, int v) {  // runs of four words, two and one, each for all lanes side by side
         const u32 at = smem_unit + v * (128 * kWords), lane = lane_id();
@@ -32,32 +34,32 @@ template <class Value> struct Codes {
         if constexpr ((kWords & 2) != 0) { const U2 q = ld_shared_v2(at + 128 * kFours + lane * 8); words[kFours] = q.x; words[kFours + 1] = q.y; }
         if constexpr ((kWords & 1) != 0) words[kWords - 1] = ld_shared_u32(at + 128 * (kWords - 1) + lane * 4);
     }
-    // 16 * word + bit of its halves where bit c of register r lies; layout/fields.py in C++.
+    // kPart * word + bit of its parts where bit c of register r lies; layout/fields.py in C++.
     HW_FN static constexpr int place(int r, int c) {
-        constexpr bool kSpread = kIsFloat<Value> && kBits % 2 == 0;
-        constexpr int kFields = 16 / kBits, kLeft = 16 - kBits * kFields, kWhole = kBits * kFields;
+        constexpr bool kSpread = kPart == 16 && kIsFloat<Value> && kBits % 2 == 0;
+        constexpr int kFields = kPart / kBits, kLeft = kPart - kBits * kFields, kWhole = kBits * kFields;
         constexpr int kMiddle = kSpread && kLeft ? 15 - kLeft : kBits * ((kFields + 1) / 2);
         const int field = r % kFields;
         if (kSpread && r < kWhole) {  // a nibble for each field: its lowest magnitude bit, its sign
             constexpr int kMagnitude = kBits == 4 ? 0xc036 : kBits == 6 ? 0x05 : 0x04, kSign = kBits == 4 ? 0xa9bf : kBits == 6 ? 0xaf : 0xbf;
             const int above = kBits == 8 && field == 1 && c >= 4 ? 8 : 0;
-            return r / kFields * 16 + (c == kBits - 1 ? kSign >> 4 * field & 15 : (kMagnitude >> 4 * field & 15) + c + above);
+            return r / kFields * kPart + (c == kBits - 1 ? kSign >> 4 * field & 15 : (kMagnitude >> 4 * field & 15) + c + above);
         }
-        if (kLeft == 0 || r < kWhole) return r / kFields * 16 + field * kBits + c + (field * kBits >= kMiddle ? kLeft : 0);
+        if (kLeft == 0 || r < kWhole) return r / kFields * kPart + field * kBits + c + (field * kBits >= kMiddle ? kLeft : 0);
         constexpr int kMain = kBits - (kLeft ? kBits % kLeft : 0), kGap = kLeft ? kLeft : 1;
         const int i = r - kWhole, bit = (c + i % 2 * kMain) % kBits;
         const int number = bit < kMain ? i * kMain + bit : kLeft * kMain + i * (kBits - kMain) + bit - kMain;
-        return number / kGap * 16 + kMiddle + number % kGap;
+        return number / kGap * kPart + kMiddle + number % kGap;
     }
     // The pieces that bring bit c of every code to bit to(c) of both halves: one for each shift of a word.
     template <class To> HW_FN static constexpr Pieces<kRegisters, kBits> pieces(To to) {
         Pieces<kRegisters, kBits> p{};
         for (int r = 0; r < kRegisters; ++r)
             for (int c = 0; c < kBits; ++c) {
-                const int word = place(r, c) / 16, left = to(c) - place(r, c) % 16;
+                const int word = place(r, c) / kPart, left = to(c) - place(r, c) % kPart;
                 int j = 0;
                 while (j < p.count[r] && (p.piece[r][j].word != word || p.piece[r][j].left != left)) ++j;
-                p.piece[r][j] = {word, left, p.piece[r][j].mask | both(1u << to(c))};
+                p.piece[r][j] = {word, left, p.piece[r][j].mask | parts<kPart>(1u << to(c))};
                 if (j == p.count[r]) ++p.count[r];
             }
         return p;
@@ -70,7 +72,7 @@ template <class Value> struct Codes {
         return v;
     }
     struct Whole { HW_FN constexpr int operator()(int c) const { return c; } };
-    // The code of register i of step s in bits to .. to + kBits - 1 of both halves, all other bits 0.
+    // The code of register i of step s in bits to .. to + kBits - 1 of every part, all other bits 0.
     HW_FN u32 at(int s, int i, int to) const {
         constexpr Pieces<kRegisters, kBits> kPieces = pieces(Whole{});
         return gather(kPieces, 4 * s + i, to);
@@ -206,6 +208,74 @@ template <class Operand, int kBits, u16... kEntries> struct Convert<Operand, Cod
             a[2 * pair] = prmt(low, high, 0x6240);
             a[2 * pair + 1] = prmt(low, high, 0x7351);
         }
+    }
+};
+
+// ---- 8-bit operands: four elements a register, a byte each --------------------------------------------------------------------
+
+// Integers for int8 products: at the top of their bytes, so that the sign needs no spreading and products are 2^(8 - bits) times too large, of unsigned ones
+// one bit lower. Stored signed codes have their top bit flipped.
+//
+//     u  (4 bits, value + 8)     0000 uuuu -> uuuu 0000, top bit flipped: (u - 8) 2^4 in two's complement
+template <int kBits> struct Convert<S8, Int<kBits>> {
+    using C = Codes<Int<kBits>, 8>;
+    static constexpr float kFactor = 1.0f / (1 << (8 - kBits));
+    HW_FN static constexpr u32 fixed_offset() { return 0; }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&)[2]) {
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = codes.at(s, i, 8 - kBits) ^ 0x80808080;
+    }
+};
+template <int kBits> struct Convert<S8, Uint<kBits>> {
+    static_assert(kBits < 8, "255 is no int8");
+    using C = Codes<Uint<kBits>, 8>;
+    static constexpr float kFactor = 1.0f / (1 << (7 - kBits));
+    HW_FN static constexpr u32 fixed_offset() { return 0; }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&)[2]) {
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = codes.at(s, i, 7 - kBits);
+    }
+};
+
+// Integers for e4m3 products: the bytes 0 .. 16 of e4m3 are 0 .. 16 times 2^-9, subnormals and the first binade in one line, so a magnitude is its own
+// pattern and only signed values take arithmetic. With h = 2^(bits - 1), u = value + h as stored:
+//
+//     n = (u & h) ^ h          h where the value is negative, else 0
+//     m = u & (h - 1)          the magnitude, or of a negative value h - magnitude
+//     byte = ((m ^ (n - (n >> bits - 1))) + (n >> bits - 1)) | n << 8 - bits          h - m = ~m + 1 within its bits, and the sign on top
+template <int kBits> struct Convert<E4m3, Int<kBits>> {
+    static_assert(kBits <= 5, "e4m3 has no integers beyond 16 without gaps");
+    using C = Codes<Int<kBits>, 8>;
+    static constexpr float kFactor = 512.0f;
+    HW_FN static constexpr u32 fixed_offset() { return 0; }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&)[2]) {
+        constexpr u32 kHalf = parts<8>(1u << (kBits - 1)), kRest = parts<8>((1u << (kBits - 1)) - 1);
+        HW_UNROLL for (int i = 0; i < 4; ++i) {
+            const u32 u = codes.at(s, i, 0), n = (u & kHalf) ^ kHalf, one = n >> (kBits - 1);
+            a[i] = (((u & kRest) ^ (n - one)) + one) | n << (8 - kBits);
+        }
+    }
+};
+template <int kBits> struct Convert<E4m3, Uint<kBits>> {
+    static_assert(kBits <= 4, "e4m3 has no integers beyond 16 without gaps");
+    using C = Codes<Uint<kBits>, 8>;
+    static constexpr float kFactor = 512.0f;
+    HW_FN static constexpr u32 fixed_offset() { return 0; }
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&)[2]) {
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = codes.at(s, i, 0);
+    }
+};
+
+// Floats for e4m3 products: sign to bit 7, the rest to the bottom of e4m3's exponent and the top of its mantissa; 2^(7 - bias) too small, subnormals too.
+//
+//     s|ee|m  (e2m1) -> s 00ee m00
+template <int kExponent, int kMantissa> struct Convert<E4m3, Float<kExponent, kMantissa>> {
+    static_assert(kExponent <= 4 && kMantissa <= 3, "not every value is an e4m3");
+    using C = Codes<Float<kExponent, kMantissa>, 8>;
+    static constexpr float kFactor = static_cast<float>(1 << (8 - (1 << (kExponent - 1))));
+    HW_FN static constexpr u32 fixed_offset() { return 0; }
+    struct Target { HW_FN constexpr int operator()(int c) const { return c == C::kBits - 1 ? 7 : 3 - kMantissa + c; } };
+    HW_FN static void step(u32 (&a)[4], const C& codes, int s, const u32 (&)[2]) {
+        constexpr auto kPieces = C::pieces(Target{});
+        HW_UNROLL for (int i = 0; i < 4; ++i) a[i] = codes.gather(kPieces, 4 * s + i, 0);
     }
 };
 

@@ -14,8 +14,8 @@ namespace lowbit {
 template <class C, int kRowBlocks> struct Weights {
     using Value = typename C::Value;
     using Convert = lowbit::Convert<typename C::Operand, Value>;
-    using UnitCodes = Codes<Value>;
-    static constexpr int kSteps = UnitCodes::kSteps, kVectors = UnitCodes::kVectors, kVectorK = 16 * kSteps;
+    using UnitCodes = Codes<Value, C::Operand::kBits>;
+    static constexpr int kStepK = 256 / C::Operand::kBits, kSteps = UnitCodes::kSteps, kVectors = UnitCodes::kVectors, kVectorK = kStepK * kSteps;
     static constexpr bool kGrouped = C::kStep != 0, kSums = kGrouped && !C::kFold;
     static constexpr int kStep = kGrouped ? C::kStep : 128;                          // k that shares a scale
     static constexpr int kGroups = kStep < kVectorK ? kVectorK / kStep : 1;          // in a vector
@@ -29,10 +29,10 @@ template <class C, int kRowBlocks> struct Weights {
     HW_FN Weights() {
         HW_UNROLL for (int r = 0; r < kRowBlocks; ++r) minus[r][0] = minus[r][1] = Convert::fixed_offset();
     }
-    HW_FN static constexpr int group(int step) { return step * 16 / kStep; }  // of the vector
-    HW_FN static constexpr bool begins(int v, int step) { return kGrouped && v % kVectorsPerGroup == 0 && step * 16 % kStep == 0; }
+    HW_FN static constexpr int group(int step) { return step * kStepK / kStep; }  // of the vector
+    HW_FN static constexpr bool begins(int v, int step) { return kGrouped && v % kVectorsPerGroup == 0 && step * kStepK % kStep == 0; }
     HW_FN static constexpr bool ends(int v, int step) {
-        return kGrouped && v % kVectorsPerGroup == kVectorsPerGroup - 1 && (step * 16 + 16) % smaller(kStep, kVectorK) == 0;
+        return kGrouped && v % kVectorsPerGroup == kVectorsPerGroup - 1 && (step * kStepK + kStepK) % smaller(kStep, kVectorK) == 0;
     }
     HW_FN void load(const u32 (&smem_unit)[kRowBlocks], int v) {
         load_operands(smem_unit, v);

@@ -16,18 +16,8 @@ struct ActParams {  // one call; pointers 16-byte aligned
     u32 m, reserved;
 };
 
-struct E4m3 {
-    HW_FN static u32 four(const float (&v)[4]) { return cvt_e4m3x2_f32(v[0], v[1]) | static_cast<u32>(cvt_e4m3x2_f32(v[2], v[3])) << 16; }
-};
 struct E5m2 {
     HW_FN static u32 four(const float (&v)[4]) { return cvt_e5m2x2_f32(v[0], v[1]) | static_cast<u32>(cvt_e5m2x2_f32(v[2], v[3])) << 16; }
-};
-struct S8 {
-    HW_FN static u32 four(const float (&v)[4]) {
-        u32 r = 0;
-        HW_UNROLL for (int i = 0; i < 4; ++i) r |= (static_cast<u32>(cvt_rni_s32_f32(min_f32(max_f32(v[i], -127.0f), 127.0f))) & 0xff) << 8 * i;
-        return r;
-    }
 };
 template <class In> struct Wide;
 template <> struct Wide<Bf16> {

@@ -2,8 +2,8 @@
 // Wiring only: conversion is in dequant.cuh and product.cuh, sums over a cluster in reduce.cuh, output in epilogue.cuh.
 //
 // A block is kRowWarps / 4 consumer warpgroups and one producer. A consumer owns 64 kWarpBlocks rows of the tile and all its tokens. One thread of the
-// producer asks for stages of 128 k: the units of all rows (one contiguous copy a panel) and x (two tensor copies, swizzled as wgmma wants it, zeros
-// past the end of tokens and k). `full` counts their bytes, `empty` the warps that have read them. Without a cluster a block goes through tiles by turns,
+// producer asks for stages of 128 k: the units of all rows (one contiguous copy a panel) and x (one or two tensor copies, swizzled as wgmma wants it,
+// zeros past the end of tokens and k). `full` counts their bytes, `empty` the warps that have read them. Without a cluster a block goes through tiles by turns,
 // rows first, so that neighbours share x and weights stay in L2, and its ring fills for the next tile while this one is stored. A cluster of kSplit blocks
 // shares one tile and cuts k.
 //
@@ -19,19 +19,29 @@ template <class C> struct TileWgmma {
     static constexpr u32 kWarpgroups = C::kRowWarps / 4, kConsumers = C::kRowWarps * 32, kRegs = C::kTokens / 2;
     static constexpr u32 kTileBlocks = C::kRowWarps * C::kWarpBlocks, kRowBlocks = (C::kN + 15) / 16, kKBlocks = (C::kK + 127) / 128;
     static constexpr u32 kRowTiles = (kRowBlocks + kTileBlocks - 1) / kTileBlocks, kPanels = (kTileBlocks + 7) / 8;
-    static constexpr u32 kXHalf = C::kTokens * C::kXBox * 2, kXStage = 2 * kXHalf, kUnits = C::kStages * kXStage;
+    static constexpr u32 kXBytes = C::kTokens * 128, kXBoxes = C::Operand::kBytes, kXStage = kXBoxes * kXBytes, kUnits = C::kStages * kXStage;
     static constexpr u32 kUnitsStage = kTileBlocks * C::kUnitBytes, kRing = kUnits + C::kStages * kUnitsStage;
     using Chunk = PartialTile<C::kWarpBlocks * 16>;  // eight tokens of a warp's rows on their way out
     static constexpr u32 kChunk = 8 * Chunk::kTokenBytes, kChunks = kRing, kBars = C::kSmemBars;
     static_assert(kBars == kChunks + C::kRowWarps * kChunk, "plan/plan.py and tile_wgmma.cuh disagree");
-    static_assert(C::kXBox == 64, "a row of a tensor copy is the 128 bytes of a swizzle");
+    static_assert(C::kXBox * C::Operand::kBytes == 128, "a row of a tensor copy is the 128 bytes of a swizzle");
     static_assert(8 % kTileBlocks == 0 || kTileBlocks % 8 == 0, "the rows of a tile are whole panels, or divide one");
-    using W = Weights<C, C::kWarpBlocks>;
+    static_assert(C::kZero != kFloatZero, "float zero points need sums of x");
+    // Products add up in `sums` at once or, where a group's scale is still to come, in `part`. So do those of fp8, whose sums keep 13 fraction bits after
+    // every instruction: they move to fp32 every 512 k, of two row blocks every 128. Then one row block goes through all of a stage before the next, so
+    // that one `part` serves both. Sums of int8 are exact, and below 2^31 for 132096 k.
+    static constexpr bool kMoves = C::Operand::kBits == 8 && !C::Operand::kExactSums && C::kStep == 0, kParts = kMoves || (C::kStep != 0 && !C::kFold);
+    static constexpr u32 kMoveStages = C::kWarpBlocks == 1 ? 4 : 1;
+    static constexpr int kAtOnce = kParts ? 1 : C::kWarpBlocks;  // row blocks whose codes are in registers
+    using W = Weights<C, kAtOnce>;
+    using Sum = typename C::Operand::Sum;
+    template <bool kExact, class Exact> struct Total { using Type = float; };
+    template <class Exact> struct Total<true, Exact> { using Type = Exact; };
+    using Sums = Regs<typename Total<!kParts, Sum>::Type, kRegs>[C::kWarpBlocks];
     static constexpr int kGroups = W::kVectors * C::kWarpBlocks;  // of products, in a stage
     static_assert(kGroups % 2 == 0, "fragments take turns in two buffers, alike in every stage");
-    static_assert(C::kZero != kFloatZero, "float zero points need sums of x");
 
-    struct Tile {
+    struct Tile {  // a number of them in turn are a block's; producer and consumers count alike
         const u32 first_block, num_blocks, panel_blocks, tokens;  // row blocks, and tokens, 1..kTokens
         const u64 token0;
         HW_FN Tile(const Params& p, u32 index)
@@ -96,13 +106,11 @@ template <class C> struct TileWgmma {
         }
     }
     HW_FN void load_x(const Tile& t, u32 k, u32 slot) const {
-        HW_UNROLL for (u32 half = 0; half < 2; ++half)
-            tma_load_2d(smem + slot * kXStage + half * kXHalf, &p.x_map, static_cast<int>(k * 128 + half * C::kXBox), static_cast<int>(t.token0), full(slot));
+        HW_UNROLL for (u32 box = 0; box < kXBoxes; ++box)
+            tma_load_2d(smem + slot * kXStage + box * kXBytes, &p.x_map, static_cast<int>(k * 128 + box * C::kXBox), static_cast<int>(t.token0), full(slot));
     }
 
     // ---- consumers ----------------------------------------------------------------------------------------------------------
-    using Sums = Regs<float, kRegs>[C::kWarpBlocks];
-
     HW_FN void consume() const {
         if constexpr (C::kSplit > 1) {
             const Tile tile(p, first_tile());
@@ -125,9 +133,10 @@ template <class C> struct TileWgmma {
         };
         arrive(first_tile());
         convert(a[0], weights, unit, 0);
-        weights.load_sums(unit, 0);
+        load_sums(weights, unit, 0);
         HW_NO_UNROLL for (u32 index = first_tile(); index < tiles; index += stride()) {
-            Sums sums, part[W::kSums ? W::kGroups : 1];
+            Sums sums;
+            Regs<Sum, kRegs> part[kParts ? W::kGroups : 1];
             HW_UNROLL for (int r = 0; r < C::kWarpBlocks; ++r)
                 HW_UNROLL for (u32 e = 0; e < kRegs; ++e) sums[r][e] = 0;
             u32 before = 0;  // the slot of the stage before
@@ -135,12 +144,14 @@ template <class C> struct TileWgmma {
                 const u32 here = slot;
                 const u64 desc = static_cast<u64>((smem + here * kXStage) >> 4) | static_cast<u64>(1024 >> 4) << 32 | 1ull << 62;  // mode 1: swizzled by 128 bytes
                 auto turn = [&](const Regs<u32, 4> (&now)[W::kSteps], Regs<u32, 4> (&then)[W::kSteps], int group) {
-                    const int v = group / C::kWarpBlocks, r = group % C::kWarpBlocks;
+                    const int v = vector_of(group), r = block_of(group);
                     wgmma_fence();
                     HW_UNROLL for (int step = 0; step < W::kSteps; ++step) {
                         const int k_step = v * W::kSteps + step;
-                        const u64 x = desc + (static_cast<u64>(k_step / 4 * kXHalf + k_step % 4 * 32) >> 4);
-                        C::Operand::wgmma(W::kSums ? part[W::kSums ? W::group(step) : 0][r] : sums[r], now[step], x, !(W::kSums && W::begins(v, step)));
+                        const u64 x = desc + (static_cast<u64>(k_step / 4 * kXBytes + k_step % 4 * 32) >> 4);
+                        if constexpr (!kParts) C::Operand::wgmma(sums[r], now[step], x, true);
+                        else if constexpr (kMoves) C::Operand::wgmma(part[0], now[step], x, k_step > 0 || i % kMoveStages > 0);
+                        else C::Operand::wgmma(part[W::group(step)], now[step], x, !W::begins(v, step));
                     }
                     wgmma_commit();
                     wgmma_wait<1>();
@@ -151,14 +162,16 @@ template <class C> struct TileWgmma {
                         if (next < tiles) arrive(next);
                     }
                     convert(then, weights, unit, (group + 1) % kGroups);
-                    if (W::kSums && r == C::kWarpBlocks - 1) {
-                        if (W::ends(v, W::kSteps - 1)) {
+                    if constexpr (kParts) {
+                        if (kMoves ? v == W::kVectors - 1 && ((i + 1) % kMoveStages == 0 || i + 1 == k_stages) : W::ends(v, W::kSteps - 1)) {
                             wgmma_wait<0>();
                             HW_UNROLL for (int g = 0; g < W::kGroups; ++g)
-                                HW_UNROLL for (int b = 0; b < C::kWarpBlocks; ++b)
-                                    HW_UNROLL for (u32 e = 0; e < kRegs; ++e) weights.add(sums[b][e], part[g][b][e], 0, b, g, e);
+                                HW_UNROLL for (u32 e = 0; e < kRegs; ++e) {
+                                    if constexpr (kMoves) sums[r][e] = add_f32(sums[r][e], static_cast<float>(part[g][e]));
+                                    else weights.add(sums[r][e], static_cast<float>(part[g][e]), 0, 0, g, e);
+                                }
                         }
-                        weights.load_sums(unit, (v + 1) % W::kVectors);
+                        load_sums(weights, unit, (group + 1) % kGroups);
                     }
                 };
                 HW_UNROLL for (int group = 0; group < kGroups; group += 2) {
@@ -172,15 +185,28 @@ template <class C> struct TileWgmma {
             store_sums(index, sums);
         }
     }
+    HW_FN static constexpr int vector_of(int group) { return kParts ? group % W::kVectors : group / C::kWarpBlocks; }
+    HW_FN static constexpr int block_of(int group) { return kParts ? group / W::kVectors : group % C::kWarpBlocks; }
     // The fragments of a group of products, a forced inline: a lambda was not always one, and its fragments went to local memory.
     HW_FN static void convert(Regs<u32, 4> (&a)[W::kSteps], W& weights, const u32 (&unit)[C::kWarpBlocks], int group) {
-        const int v = group / C::kWarpBlocks, r = group % C::kWarpBlocks;
-        if (r == 0) weights.load_operands(unit, v);
+        const int v = vector_of(group), r = block_of(group);
+        if constexpr (kParts) {
+            const u32 one[1] = {unit[r]};
+            weights.load_operands(one, v);
+        } else {
+            if (r == 0) weights.load_operands(unit, v);
+        }
         HW_UNROLL for (int step = 0; step < W::kSteps; ++step) {
             u32 fragment[4];
-            weights.fragment(fragment, r, v, step);
+            weights.fragment(fragment, kParts ? 0 : r, v, step);
             HW_UNROLL for (int i = 0; i < 4; ++i) a[step][i] = fragment[i];
             wgmma_pin(a[step]);
+        }
+    }
+    HW_FN static void load_sums(W& weights, const u32 (&unit)[C::kWarpBlocks], int group) {  // the scales of its row block and vector
+        if constexpr (kParts) {
+            const u32 one[1] = {unit[block_of(group)]};
+            weights.load_sums(one, vector_of(group));
         }
     }
     HW_FN void release(u32 slot) const {  // its products are done; codes are in registers since their conversion
@@ -200,7 +226,7 @@ template <class C> struct TileWgmma {
             if (n * 8 >= tokens) break;
             float some[C::kWarpBlocks][1][4];
             HW_UNROLL for (int r = 0; r < C::kWarpBlocks; ++r)
-                HW_UNROLL for (int e = 0; e < 4; ++e) some[r][0][e] = sums[r][n * 4 + e];
+                HW_UNROLL for (int e = 0; e < 4; ++e) some[r][0][e] = static_cast<float>(sums[r][n * 4 + e]);
             syncwarp();  // the chunk before has been read
             store_partials(chunk, Chunk::kTokenBytes, some, tokens - n * 8);
             syncwarp();
@@ -218,7 +244,7 @@ template <class C> struct TileWgmma {
         static_assert(C::kSplit == 1 || C::kRowWarps * kPartials <= kChunks, "partial sums reuse the ring");
         float acc[C::kWarpBlocks][C::kTokens / 8][4];
         HW_UNROLL for (int r = 0; r < C::kWarpBlocks; ++r)
-            HW_UNROLL for (u32 e = 0; e < kRegs; ++e) acc[r][e / 4][e % 4] = sums[r][e];
+            HW_UNROLL for (u32 e = 0; e < kRegs; ++e) acc[r][e / 4][e % 4] = static_cast<float>(sums[r][e]);
         bar_sync(1, kConsumers);  // all warps have read the ring
         store_partials(smem + warp * kPartials, Chunk::kTokenBytes, acc, reduce.tokens);
         reduce.run([&](u32 r, u32) { return smem + r * kPartials; });

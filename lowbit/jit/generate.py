@@ -15,7 +15,6 @@ from lowbit.errors import Unsupported
 from lowbit.jit.source import Source, gather_headers
 from lowbit.plan.plan import (
     PRODUCER_REGISTERS,
-    X_BOX_K,
     Plan,
     folds,
     illegal,
@@ -24,13 +23,14 @@ from lowbit.plan.plan import (
     moves_registers,
     register_limit,
     smem_map,
+    x_box_k,
 )
 from lowbit.problem import ActProblem, Problem, rounded_codebook
 
 INCLUDE_DIR = Path(__file__).parent.parent / "cuda"
 
 _ZEROS = {"none": "kNoZero", "int": "kIntZero", "float": "kFloatZero"}
-_TYPES = {"bf16": "Bf16", "fp16": "F16", "fp32": "F32"}
+_TYPES = {"bf16": "Bf16", "fp16": "F16", "fp32": "F32", "fp8": "E4m3", "int8": "S8"}
 _CODES = {"fp8_e4m3": "E4m3", "fp8_e5m2": "E5m2", "int8": "S8"}
 _CLASSES = {"stream": "Stream", "stream_wgmma": "StreamWgmma", "tile_mma": "TileMma", "tile_wgmma": "TileWgmma"}
 
@@ -64,14 +64,14 @@ def generate(problem: Problem, plan: Plan) -> Source:
             "kSmemBars": smem.bars,
         }
     elif plan.family == "stream_wgmma":
-        constants |= {"kKWarps": plan.k_warps, "kSplit": plan.split, "kSmemBars": smem.bars, "kXBox": X_BOX_K}
+        constants |= {"kKWarps": plan.k_warps, "kSplit": plan.split, "kSmemBars": smem.bars, "kXBox": x_box_k(problem)}
     elif plan.family == "tile_wgmma":
         registers = (register_limit(plan), PRODUCER_REGISTERS) if moves_registers(plan) else (0, 0)  # 0: all keep what they have
         constants |= {
             "kKWarps": 1,
             "kSplit": plan.split,
             "kSmemBars": smem.bars,
-            "kXBox": X_BOX_K,
+            "kXBox": x_box_k(problem),
             "kConsumerRegs": registers[0],
             "kProducerRegs": registers[1],
         }

@@ -50,8 +50,8 @@ class Layout:
     def __post_init__(self) -> None:
         if self.operand_bits not in (8, 16):
             raise BadInput(f"operand_bits must be 8 or 16; got {self.operand_bits}")
-        if self.n < 1 or self.k < 1:
-            raise BadInput(f"a layout needs n >= 1 and k >= 1; got {self.n}x{self.k}")
+        if type(self.n) is not int or type(self.k) is not int or self.n < 1 or self.k < 1:
+            raise BadInput(f"a layout needs whole numbers n >= 1 and k >= 1; got {self.n!r}x{self.k!r}")
         if not self.packed_k and not self.order_step:
             packed = (self.k, 0) if not self.spec.act_order else _order_size(self, _full_groups(self.k, self.spec.k))
             object.__setattr__(self, "packed_k", packed[0])

@@ -23,8 +23,8 @@ class Linear(nn.Module):
     qw: a dense QuantWeight (N, K); it is packed on the device where it lies and not kept. bias: float (N,), kept in float32.
     act: "bf16" or "fp16", what x must be and is multiplied as. out_dtype: torch.bfloat16, float16 or float32, default x's.
     Weights are multiplied exactly, but for two cases: codebooks, whose values are rounded to the activation type, and bf16 activations of
-    more than 32 tokens on chips other than Hopper, where a weight times its group's scale may be rounded to bf16, by at most 2^-8 (not
-    with batch_invariant). On the CPU nothing is rounded.
+    more than 32 tokens on chips other than Hopper (there in plans of tile_mma and tile_wgmma, which are taken by name alone), where a weight times
+    its group's scale may be rounded to bf16, by at most 2^-8 (not with batch_invariant). On the CPU nothing is rounded.
     batch_invariant: a row's bits do not depend on how many rows there are, nor on the others: one order of sums for every M, for up to 1.3
     times the time up to 16 tokens on Hopper, more elsewhere (`explain` tells).
     On CUDA tensors it runs the compiled kernels, on CPU tensors the reference. Any number of tokens, including none; inference only.
@@ -126,6 +126,8 @@ class Linear(nn.Module):
     def _set_up(
         self, layout: Layout, act: str, out_dtype: torch.dtype | None, batch_invariant: bool, device: torch.device
     ) -> None:
+        if not isinstance(batch_invariant, bool):
+            raise BadType(f"batch_invariant must be True or False; got {batch_invariant!r}")
         out = checks.out_name(act, out_dtype)
         checks.check_act(act, out)
         checks.check_operands(layout)

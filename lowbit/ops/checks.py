@@ -74,10 +74,10 @@ def _span(t: Tensor) -> tuple[int, int]:
     )
 
 
-def check_operands(layout: Layout) -> None:
+def check_operands(layout: Layout, bits: int = 16) -> None:
     """Raises BadInput for weights packed for activations of another width: their codes lie elsewhere."""
-    if layout.operand_bits != 16:
-        raise BadInput(f"16-bit activations need weights packed for 16-bit operands; {layout.tag} is for {layout.operand_bits} bits")
+    if layout.operand_bits != bits:
+        raise BadInput(f"{bits}-bit activations need weights packed for {bits}-bit operands; {layout.tag} is for {layout.operand_bits} bits")
 
 
 def check_act(act: str, out: str) -> None:
@@ -92,6 +92,6 @@ def out_name(act: str, out_dtype: torch.dtype | None) -> str:
     """The output type's name; by default the activation's."""
     if out_dtype is None:
         return act
-    if out_dtype not in NAMES:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in NAMES:
         raise BadType(f"out_dtype must be one of {', '.join(map(str, NAMES))}; got {out_dtype}")
     return NAMES[out_dtype]

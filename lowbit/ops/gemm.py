@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -25,8 +26,8 @@ from lowbit.jit.tensormap import RowsMap, aligned_struct
 from lowbit.layout.pack import Layout, PackedWeight, unpack
 from lowbit.ops.checks import DTYPES, check_act, check_input, check_into, check_into_form, check_operands, out_name
 from lowbit.plan.choose import BUCKETS, MAX_GRID_Y, bucket, choose
-from lowbit.plan.plan import WGMMA_FAMILIES, X_BOX_K, Plan, blocks_of, launch_geometry
-from lowbit.problem import Problem, check
+from lowbit.plan.plan import WGMMA_FAMILIES, Plan, blocks_of, launch_geometry, x_box_k
+from lowbit.problem import EIGHT_BITS, Problem, check
 from lowbit.weights import WeightSpec
 
 _SEEN = "_lowbit_seen"  # attribute of a weight tensor: its state at the last call
@@ -44,16 +45,17 @@ class Params(ctypes.Structure):
         ("y", ctypes.c_void_p),
         ("x_pitch", ctypes.c_uint64),
         ("m", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32 * 3),  # the map is aligned to 64 bytes
+        ("reserved", ctypes.c_uint32),
+        ("x_scales", ctypes.c_void_p),  # the map after it is aligned to 64 bytes
         ("x_map", ctypes.c_uint64 * 16),
     )
 
 
 def problem_of(layout: Layout, act: str, out: str, arch: Arch, batch_invariant: bool = False) -> Problem:
-    """What the kernel computes: columns in natural order, and k rounded up to 8, so that rows of x are multiples of 16 bytes (the padding
+    """What the kernel computes: columns in natural order, and k rounded up so that rows of x are multiples of 16 bytes (the padding
     meets codes of value zero)."""
-    layout = layout.natural
-    return Problem(layout.spec, act, out, layout.n, -(-layout.k // 8) * 8, arch, batch_invariant)
+    layout, vector = layout.natural, 16 if act in EIGHT_BITS else 8
+    return Problem(layout.spec, act, out, layout.n, -(-layout.k // vector) * vector, arch, batch_invariant)
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +166,7 @@ class Runner:
         x_map = None
         if plan.family in WGMMA_FAMILIES:
             target = ctypes.addressof(params) + Params.x_map.offset
-            x_map = RowsMap(kernel.driver, target, self.problem.k, X_BOX_K, plan.tokens)
+            x_map = RowsMap(kernel.driver, target, self.problem.k, x_box_k(self.problem), plan.tokens)
         return launch, *blocks_of(self.problem, plan), plan.tokens, x_map
 
     def _kernel(self, m: int) -> tuple[Plan, Compiled]:
@@ -183,7 +185,10 @@ class Runner:
             except Unsupported:
                 cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
             return
-        found = [cache.get(generate(self.problem, choose(self.problem, size))) for size in BUCKETS]
+        found = []
+        for size in BUCKETS:
+            with suppress(Unsupported):  # a family that is named need not serve all sizes
+                found.append(cache.get(generate(self.problem, choose(self.problem, size))))
         if not any(found):  # a set frozen for few tokens serves few tokens: a call beyond names what it lacks
             cache.get_or_compile(generate(self.problem, choose(self.problem, 1)))
 

@@ -48,6 +48,9 @@ def enumerate_plans(problem: Problem, m: int, family: str = "") -> Iterator[Plan
 
 
 def _enumerate(problem: Problem, tokens: int, family: str) -> Iterator[Plan]:
+    if problem.operand_bits == 8:
+        yield from _tile_wgmma(problem, tokens)
+        return
     # Where it can, stream_wgmma beats stream: by 1.0 to 1.2 at M = 8, by up to 1.9 at M = 32 (H200). Beyond 64 tokens it reads weights anew
     # for every 64, from L2, and still beats tile_mma: 62 us against 90 at M = 256, though 58 against 54 at 128 (8192x8192 int4_g128).
     wgmma = has_wgmma(problem) and tokens > 1

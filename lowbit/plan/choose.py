@@ -16,7 +16,7 @@ from lowbit.plan import store
 from lowbit.plan.candidates import BUCKETS, LAST_M, bucket, candidates, rejected
 from lowbit.plan.cost import Cost, estimate
 from lowbit.plan.plan import FAMILIES, Plan, illegal
-from lowbit.problem import Problem, unsupported
+from lowbit.problem import Problem
 
 __all__ = ["BUCKETS", "MAX_GRID_Y", "Choice", "bucket", "choose", "explain"]
 
@@ -33,7 +33,7 @@ class Choice:
     others: tuple[tuple[Plan, Cost], ...]
     rejected: tuple[tuple[Plan, tuple[str, ...]], ...]
     measured: bool
-    """It was measured to be faster than the one of the lowest estimate."""
+    """It comes from a file of measured plans, and is not the one of the lowest estimate."""
 
 
 def choose(problem: Problem, m: int) -> Plan:
@@ -49,8 +49,8 @@ def explain(problem: Problem, m: int) -> Choice:
     plans, plan = [plan for plan, _ in ranked(problem, m)], choose(problem, m)
     costs = {p: estimate(problem, p, m) for p in (plan, *plans)}
     others = sorted(((p, costs[p]) for p in plans if p != plan), key=lambda pair: pair[1].us)
-    measured = plan != plans[0] and not problem.batch_invariant
-    return Choice(plan, costs[plan], tuple(others), tuple(rejected(problem, bucket(m))), measured)
+    refused = rejected(problem, bucket(m), os.environ.get("LOWBIT_PLAN", ""))
+    return Choice(plan, costs[plan], tuple(others), tuple(refused), plan != plans[0])
 
 
 def ranked(problem: Problem, m: int) -> Sequence[tuple[Plan, Cost]]:
@@ -78,7 +78,7 @@ def _measured(problem: Problem, m: int, tuned: str | None) -> list[Plan]:
 
 
 def _ranked(problem: Problem, m: int, forced: str, tuned: str) -> Sequence[tuple[Plan, Cost]]:
-    reasons = unsupported(problem.spec, problem.act, problem.arch)
+    reasons = problem.obstacles
     if reasons:
         raise Unsupported(reasons)
     if forced and forced not in FAMILIES:
@@ -86,9 +86,9 @@ def _ranked(problem: Problem, m: int, forced: str, tuned: str) -> Sequence[tuple
     plans = candidates(problem, m, forced)
     if not plans:
         obstacles = rejected(problem, m, forced)
-        why = "; ".join(obstacles[0][1]) if obstacles else f"none is known for {m} tokens"
-        kind = f"{forced} plan" if forced else "plan"
-        raise Unsupported([f"no {kind} is legal for {problem.label} on {problem.arch.name}; the first obstacle: {why}"])
+        why = f"the first obstacle: {'; '.join(obstacles[0][1])}" if obstacles else f"it is not for {m} tokens and more"
+        kind, remedy = (f"{forced} plan", ": unset LOWBIT_PLAN") if forced else ("plan", "")
+        raise Unsupported([f"no {kind} is legal for {problem.label} on {problem.arch.name}; {why}{remedy}"])
     if problem.batch_invariant:
         cut = _invariant_cut(problem, None if forced else tuned)
         plans = [plan for plan in plans if plan.cut == cut]

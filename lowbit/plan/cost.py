@@ -237,7 +237,7 @@ def _tile_wgmma(problem: Problem, plan: Plan, m: int) -> Cost:
     sms = max(1, arch.sms * CLUSTER_SMS[0] // CLUSTER_SMS[1]) if plan.split > 2 else arch.sms
     rounds = -(-tiles * plan.split // sms)
     bytes_per_stage = smem_map(problem, plan).stage
-    peak = (arch.peak_tflops or arch.mma_tflops) * 1e6 / arch.sms / CLOCK_MHZ  # operations a cycle
+    peak = (arch.peak_tflops or arch.mma_tflops) * 1e6 / arch.sms / CLOCK_MHZ * 16 / problem.operand_bits  # operations a cycle
     products = 2 * plan.tile_rows * plan.tokens * 128 / peak
     scaling = 4 if folds(problem, plan) and not fold_is_free(problem) else 0
     slots = 8 * plan.warp_blocks * (10 * _convert(problem) + scaling)

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from lowbit.arch import Arch
 from lowbit.layout.pack import PANEL_BLOCKS, Layout
-from lowbit.problem import Problem, merges, product_rounding, unsupported
+from lowbit.problem import Problem, merges, product_rounding
 
 FAMILIES = ("stream", "stream_wgmma", "tile_mma", "tile_wgmma")
 WGMMA_FAMILIES = ("stream_wgmma", "tile_wgmma")
 MAX_CLUSTER = 8  # portable limit
 WGMMA_TOKENS = (8, 16, 24, 32, 48, 64)
 TILE_TOKENS = (8, 16, 32, 64, 128, 192, 256)  # of tile_wgmma
-X_BOX_K = 64  # wgmma families: k of one tensor copy of x, 128 bytes
+X_BOX_BYTES = 128  # wgmma families: k of one tensor copy of x
 PRODUCER_WARPS = 4  # tile_wgmma: a warpgroup, since registers are given to whole ones
 PRODUCER_REGISTERS = 40
+MOST_INT8_K = 131072  # 128 * 127 * k < 2^31
 RESERVED_SMEM = 1024  # bytes the driver takes of a block's shared memory
 
 
@@ -85,7 +86,7 @@ def smem_map(problem: Problem, plan: Plan) -> SmemMap:
         ring = -(-plan.stages * stage // 1024) * 1024  # tensor copies are swizzled by address
         groups = plan.warps // 4
         return SmemMap(stage, 0, groups * ring, groups * (ring + 8 * plan.stages))
-    stage = plan.tile_rows // 16 * layout.unit_bytes + plan.tokens * 256
+    stage = plan.tile_rows // 16 * layout.unit_bytes + plan.tokens * 16 * problem.operand_bits
     ring = stage * plan.stages
     if plan.family == "tile_wgmma":
         bars = ring + plan.row_warps * 8 * (plan.warp_blocks * 16 + 4) * 4  # eight tokens of each warp's rows, on their way out
@@ -116,6 +117,11 @@ def blocks_of(problem: Problem, plan: Plan) -> tuple[int, int]:
     """Blocks for every tile of tokens, and how many there are at most where blocks stay and go through tiles by turns, else 0."""
     blocks = -(-problem.n // plan.tile_rows) * plan.split
     return blocks, problem.arch.sms * plan.blocks_per_sm if plan.family == "tile_wgmma" and plan.split == 1 else 0
+
+
+def x_box_k(problem: Problem) -> int:
+    """Columns of one tensor copy of x."""
+    return X_BOX_BYTES * 8 // problem.operand_bits
 
 
 def layout_of(problem: Problem) -> Layout:
@@ -166,7 +172,7 @@ def mover(arch: Arch, family: str) -> str:
 def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Why `plan` cannot compute `problem`, one reason each; () if it can. The only judge of legality."""
     arch = problem.arch
-    reasons = list(unsupported(problem.spec, problem.act, arch))
+    reasons = list(problem.obstacles)
     if reasons:
         return tuple(reasons)
     if plan.family not in FAMILIES:
@@ -187,6 +193,8 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
     ):
         if getattr(plan, name) < 1:
             return (f"{name} must be at least 1; got {getattr(plan, name)}",)
+    if problem.operand_bits == 8 and plan.family != "tile_wgmma":
+        reasons.append(f"{plan.family} multiplies 16-bit activations; {problem.act} ones are for tile_wgmma")
     if problem.k % 8:
         reasons.append(
             f"rows of x must be multiples of 16 bytes: k must be a multiple of 8; got {problem.k} (pad x and the weights)"
@@ -267,7 +275,12 @@ def least_registers(problem: Problem, plan: Plan) -> int:
     if plan.family in WGMMA_FAMILIES:  # fragments of two vectors; the sums of all groups of a vector are alive at once
         vector = 32 if problem.spec.value.bits == 8 else 64
         parts = 4 * tiles * max(1, vector // layout.step) if sums == 2 else 0
-        fragments = 22 + 28 * plan.warp_blocks if layout.grouped else 30 + 12 * plan.warp_blocks
+        if plan.family == "tile_wgmma":  # those of one row block after the other; fp8 sums move even without groups
+            parts = parts // plan.warp_blocks or (4 * token_tiles if problem.act == "fp8" else 0)
+        at_once = 1 if plan.family == "tile_wgmma" and parts else plan.warp_blocks  # row blocks whose codes are in registers
+        fragments = 22 + 28 * at_once if layout.grouped else 30 + 12 * at_once
+        if problem.operand_bits == 8:
+            fragments = 24 + 12 * at_once  # half as many steps
         factors = 8 if folds(problem, plan) else 0
         return 4 * tiles + parts + zeros + fragments + factors + words // 2
     return 4 * tiles * sums + zeros + words + 5 * token_tiles + 4 * plan.warp_blocks + scale_words + several + 40
@@ -333,6 +346,8 @@ def _illegal_tile_wgmma(problem: Problem, plan: Plan) -> list[str]:
         reasons.append("tile_wgmma needs two stages")
     if problem.spec.zero == "float":
         reasons.append("float zero points need sums of x, which this family does not make")
+    if problem.act == "int8" and not layout_of(problem).grouped and problem.k > MOST_INT8_K:
+        reasons.append(f"int8 sums of more than {MOST_INT8_K} columns may exceed 32 bits; got {problem.k}")
     smem = smem_map(problem, plan)
     if plan.split > 1 and plan.row_warps * plan.tokens * (plan.warp_blocks * 16 + 4) * 4 > smem.stage * plan.stages:
         reasons.append(f"partial sums of {plan.tokens} tokens do not fit the ring of {plan.stages} stages they reuse")

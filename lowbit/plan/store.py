@@ -33,11 +33,17 @@ def name_of(problem: Problem) -> str:
 
 
 def find(problem: Problem, tokens: int, named: str = "") -> Plan | None:
-    """The plan measured for a bucket, in the file `named` or in what comes with lowbit, if there is one and it is legal. Raises BadInput."""
+    """The plan measured for a bucket, in the file `named` or in what comes with lowbit, if there is one and it is legal.
+
+    Raises BadInput, also for a plan of the file `named` that is not legal.
+    """
     for path in (named, str(SHIPPED)):
         plan = read(path).get(name_of(problem), {}).get(tokens) if path else None
-        if plan is not None and not illegal(problem, plan):
+        reasons = illegal(problem, plan) if plan else ()
+        if plan is not None and not reasons:
             return plan
+        if reasons and path == named and not problem.batch_invariant:  # which may need more registers
+            raise BadInput(f"{path}: the plan of {name_of(problem)!r} for {tokens} tokens is not legal: {'; '.join(reasons)}; tune it again")
     return None
 
 
@@ -54,7 +60,8 @@ def read(path: str) -> Tuned:
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"the tuned plans in {path} cannot be read ({error}): {remedy}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("plans"), dict):
-        raise BadInput(f"{path} must hold tuned plans of format {_FORMAT}; it holds something else: {remedy}")
+        held = f"those of format {content['format']!r}" if isinstance(content, dict) and "format" in content else "something else"
+        raise BadInput(f"{path} must hold tuned plans of format {_FORMAT}; it holds {held}: name another file, or have `lowbit tune` write a new one")
     found: dict[str, dict[int, Plan]] = {}
     for name, plans in content["plans"].items():
         if not isinstance(plans, dict) or not plans.keys() <= set(map(str, BUCKETS)):

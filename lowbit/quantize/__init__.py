@@ -48,6 +48,8 @@ def quantize(weight: Tensor, spec: str | WeightSpec, *, clip_search: bool = Fals
         raise BadType(f"weight must be a float tensor; found {getattr(weight, 'dtype', type(weight).__name__)}")
     if weight.ndim not in (2, 3) or weight.numel() == 0:
         raise BadInput(f"weight must be a non-empty (N, K) or (E, N, K) tensor; found shape {tuple(weight.shape)}")
+    if weight.is_meta or weight.layout != torch.strided:
+        raise BadType(f"weight must be a dense tensor with values; found {'one on meta' if weight.is_meta else weight.layout}")
     dense = weight.ndim == 2
     experts = weight.detach().unsqueeze(0) if dense else weight.detach()
     e, n, k = experts.shape

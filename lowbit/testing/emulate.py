@@ -28,9 +28,9 @@ from lowbit.jit.source import Source
 from lowbit.layout.pack import PackedWeight
 from lowbit.ops import activation, checks, gemm
 from lowbit.plan.choose import MAX_GRID_Y, choose
-from lowbit.plan.plan import WGMMA_FAMILIES, X_BOX_K, Plan, blocks_of, launch_geometry
-from lowbit.problem import ActProblem, Problem
-from lowbit.quantize.activations import check_act_input
+from lowbit.plan.plan import WGMMA_FAMILIES, Plan, blocks_of, launch_geometry, x_box_k
+from lowbit.problem import EIGHT_BITS, ActProblem, Problem
+from lowbit.quantize import activations
 
 _CHECKOUT = Path(__file__).resolve().parents[2] / "emulator"
 
@@ -111,8 +111,13 @@ class Kernels:
                 f"the kernel of {problem.label} on {problem.arch.name} with plan {plan} was not built: "
                 "give the pair to build_all"
             )
-        rows = gemm.rows_of(gemm.in_packed_order(x, packed.perm), packed.layout.natural.k)
-        y = _launch(self.library, source, problem, plan, rows, packed, bias, seed, gap)
+        rows, x_scales = gemm.in_packed_order(x, packed.perm).reshape(m, -1), None
+        if problem.operand_bits == 8:
+            rows, x_scales = activations.quantize_act(rows, act)
+            rows = torch.nn.functional.pad(rows, (0, problem.k - rows.shape[1]))
+        else:
+            rows = gemm.rows_of(rows, packed.layout.natural.k)
+        y = _launch(self.library, source, problem, plan, rows, x_scales, packed, bias, seed, gap)
         return y.view(*x.shape[:-1], packed.layout.n)
 
 
@@ -145,6 +150,7 @@ def matmul(
 ) -> Tensor:
     """`lowbit.matmul` for CPU tensors by the very kernel that `arch` would run: (..., K) x packed (N, K) -> (..., N).
 
+    act: also "fp8" or "int8", for weights packed for 8-bit operands: x of bf16 or fp16 is quantised first, by the reference.
     plan: default, the one the library chooses for as many tokens. seed: the order of threads and when copies land; any
     gives the same bits. gap: 8-element vectors of NaN between the rows of x, as in a view of a wider tensor.
     Raises what `lowbit.matmul` raises; Unsupported without an emulator; CompileError; EmulatorFault, a LowbitError, for
@@ -167,7 +173,7 @@ def quantize_act(
     seed, gap and errors: as `matmul`.
     """
     spec = ActSpec.parse(act)
-    check_act_input(x, spec, scale)
+    activations.check_act_input(x, spec, scale)
     row = arch_row(arch) if isinstance(arch, str) else arch
     rows = gemm.rows_of(x, x.shape[-1])
     (m, k), groups = rows.shape, spec.groups(x.shape[-1])
@@ -205,13 +211,15 @@ def _prepare(
     x: Tensor, packed: PackedWeight, act: str, out_dtype: torch.dtype | None, arch: str | Arch, batch_invariant: bool
 ) -> tuple[Problem, int]:
     """What to compute and for how many tokens; raises for arguments that do not fit."""
-    out = checks.out_name(act, out_dtype)
-    checks.check_act(act, out)
-    checks.check_input(x, packed.layout.k, act)
+    x_type = checks.NAMES[x.dtype] if act in EIGHT_BITS else act
+    out = checks.out_name(x_type, out_dtype)
+    checks.check_act(x_type, out)
+    checks.check_input(x, packed.layout.k, x_type)
     if x.device.type != "cpu" or packed.units.device.type != "cpu":
         raise BadInput(f"the emulator takes CPU tensors; got x on {x.device}, weights on {packed.units.device}")
     if packed.experts is not None:
         raise BadInput(f"matmul takes one weight (N, K); got {packed.experts} experts")
+    checks.check_operands(packed.layout, 8 if act in EIGHT_BITS else 16)
     row = arch_row(arch) if isinstance(arch, str) else arch
     return gemm.problem_of(packed.layout, act, out, row, batch_invariant), math.prod(x.shape[:-1])
 
@@ -222,22 +230,22 @@ def _launch(
     problem: Problem,
     plan: Plan,
     rows: Tensor,
+    x_scales: Tensor | None,
     packed: PackedWeight,
     bias: Tensor | None,
     seed: int,
     gap: int,
 ) -> Tensor:
-    """rows (M, k8) -> y (M, N). What the kernel may touch, and how, is what each allocation says."""
-    m, k = rows.shape
+    """rows (M, k of the problem) -> y (M, N). What the kernel may touch, and how, is what each allocation says."""
+    (m, k), element = rows.shape, rows.element_size()
     geometry = launch_geometry(problem, plan, m)
     if blocks_of(problem, plan)[1]:  # so few that each goes through several tiles
         geometry = replace(geometry, grid_x=min(geometry.grid_x, 2))
     if m > MAX_GRID_Y * plan.tokens:
         raise BadInput(f"one call takes at most {MAX_GRID_Y * plan.tokens} tokens; got {m}: split the batch")
-    pitch = max(rows.stride(0) if m > 1 else k, k) + 8 * gap
-    span = torch.full(
-        ((m - 1) * pitch + k,), float("nan"), dtype=rows.dtype
-    )  # whatever lies between the rows is poison
+    pitch = max(rows.stride(0) if m > 1 else k, k) + 16 // element * gap
+    poison = 0x7F if element == 1 else float("nan")  # whatever lies between the rows; of fp8 it is NaN, too
+    span = torch.full(((m - 1) * pitch + k,), poison, dtype=rows.dtype)
     span.as_strided((m, k), (pitch, 1)).copy_(rows)
     with emulator().Memory() as memory:
         params = gemm.Params()
@@ -248,11 +256,12 @@ def _launch(
         params.y = memory.alloc(
             "y", problem.out_bytes * m * problem.n, output=True, dependent=problem.arch.bulk
         )  # a number of bytes: poisoned, each to be written once
-        params.x_pitch = 2 * pitch
+        params.x_scales = None if x_scales is None else memory.alloc("x_scales", x_scales, read_only=True, dependent=problem.arch.bulk)
+        params.x_pitch = element * pitch
         params.m = m
         if plan.family in WGMMA_FAMILIES:
             words = emulator().tensor_map(
-                params.x, width=k, height=m, pitch=2 * pitch, elem=2, box_width=X_BOX_K, box_height=plan.tokens, swizzle=128
+                params.x, width=k, height=m, pitch=element * pitch, elem=element, box_width=x_box_k(problem), box_height=plan.tokens, swizzle=128
             )
             params.x_map[:] = struct.unpack("<16Q", words)
         # Two clusters at a time show what blocks do to each other; more only cost stacks. The order is the seed's.

@@ -100,11 +100,14 @@ def test_a_named_file_decides_for_its_layer_chip_and_number_of_tokens(tuned: tup
     assert choose(layer, 8) == ranked(layer, 8)[0][0]
 
 
-def test_a_plan_that_is_not_legal_any_more_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_not_legal_is_refused_in_a_named_file_and_passed_over_in_lowbits_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = problem()
     store.write(tmp_path / "old.json", {store.name_of(layer): {8: replace(ranked(layer, 8)[0][0], stages=40)}})
-    monkeypatch.setenv("LOWBIT_TUNED", str(tmp_path / "old.json"))
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "old.json")
     assert choose(layer, 8) == ranked(layer, 8)[0][0]
+    monkeypatch.setenv("LOWBIT_TUNED", str(tmp_path / "old.json"))
+    with pytest.raises(BadInput, match=r"old.json: the plan of 'sm_90a:132 .*' for 8 tokens is not legal: .* shared memory .*; tune it again"):
+        choose(layer, 8)
 
 
 @pytest.mark.parametrize("place", ["folder/t.json", "x" * 300, "/proc/t.json", "/dev/null/t.json"])
