@@ -149,6 +149,21 @@ def test_kernels_that_quantise_activations_compile_without_spills(chip: str) -> 
     assert [text for c in compiled if (text := fault_of(c, sources[c.source].threads, 1))] == []
 
 
+def test_kernels_of_8_bit_activations_compile_without_spills() -> None:
+    """On Hopper, which alone has them: what would be chosen, and the largest tiles."""
+    specs = {"fp8": ("int4_g128", "int4", "mxfp4", "fp8_e4m3", "fp8_e4m3_b128x128", "int5_g64"), "int8": ("int4_g128", "int8", "int3_g32", "uint7")}
+    plans = {}
+    for act, names in specs.items():
+        for name in names:
+            problem = problem_of(name, 4096, 4096, "sm_90a", act, "bf16")
+            found = [choose(problem, m) for m in BUCKETS]
+            largest = max(candidates(problem, BUCKETS[-1]), key=lambda plan: (plan.tokens * plan.warp_blocks, plan.threads))
+            plans |= {generate(problem, plan): plan for plan in (*found, largest)}
+    compiled = compile_many(list(plans), workers=2)
+    assert len(plans) > 40
+    assert [text for c in compiled if (text := fault(c, plans[c.source]))] == []
+
+
 @pytest.mark.parametrize("chip", ARCHS)
 def test_kernels_of_the_chooser_compile_without_spills(chip: str, pytestconfig: pytest.Config) -> None:
     plans = pairs(chip, pytestconfig.getoption("all"))
