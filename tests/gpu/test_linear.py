@@ -12,6 +12,7 @@ from lowbit.ops.checks import DTYPES
 from lowbit.ops.gemm import device_arch
 from lowbit.plan.plan import rounds
 from lowbit.testing.tolerance import bound, operand_rounding
+from lowbit.weights import QuantWeight, WeightSpec
 
 FORMATS = [
     "int4_g128", "int4_g32", "int4", "int8", "int8_g64", "fp8_e4m3", "fp8_e4m3_b128x128", "mxfp4", "nvfp4",
@@ -359,6 +360,20 @@ def test_beyond_two_to_the_thirty_one_elements(n: int, k: int, m: int) -> None:
     y = layer(x)
     assert_right(y[-300:], x[-300:], w, rounding=rounding(layer, m))
     assert_right(y[:1], x[:1], w, rounding=rounding(layer, m))
+
+
+def test_beyond_two_to_the_thirty_one_weights() -> None:
+    n, k, last = 262144, 8320, 300  # 4-bit codes of 1.1 GB
+    random = torch.Generator("cuda").manual_seed(0)
+    codes = torch.randint(-(2**31), 2**31, (1, n, k // 8), generator=random, device="cuda", dtype=torch.int32)
+    scales = (torch.rand(1, n, k // 128, generator=random, device="cuda") * 0.01 + 0.005).bfloat16()
+    spec = WeightSpec.parse("int4_g128")
+    layer = lowbit.Linear(QuantWeight(spec, None, n, k, codes, scales))
+    for rows in (slice(0, last), slice(n - last, n)):
+        w = QuantWeight(spec, None, last, k, codes[:, rows].clone(), scales[:, rows].clone()).dequantize()
+        for m in (1, 8, 40, 200):
+            x = tokens(m, k, "bf16", m)
+            assert_right(layer(x)[:, rows], x, w, rounding=rounding(layer, m))
 
 
 def test_errors() -> None:
