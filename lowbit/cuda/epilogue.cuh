@@ -46,16 +46,19 @@ template <class Out> HW_FN void store_values(u8* y, const float (&v)[4]) {
 
 // y[token, row .. row+3] = sum * scale + bias, of 8-bit activations times the token's scale; sums still lack the factor of their conversion. It is taken
 // back here and not with the group scales, which may lie near the end of float's range.
-template <class C> HW_FN void store_quad(const Params& p, u64 token, u32 row, const float (&sum)[4], const Affine& f) {
+template <class C> HW_FN float token_scale(const Params& p, u64 token) {
+    if constexpr (C::Operand::kBits == 8) return as_f32(ld_global_u32(p.x_scales + token * 4));
+    return 1;
+}
+template <class C> HW_FN void store_quad(const Params& p, u64 token, u32 row, const float (&sum)[4], float of_token, const Affine& f) {
     const u32 scale[4] = {f.scale.x, f.scale.y, f.scale.z, f.scale.w}, bias[4] = {f.bias.x, f.bias.y, f.bias.z, f.bias.w};
     constexpr float kFactor = left_on_sums<C>();
     float v[4];
-    HW_UNROLL for (int i = 0; i < 4; ++i) v[i] = mul_f32(sum[i], kFactor);
-    if constexpr (C::Operand::kBits == 8) {
-        const float of_token = as_f32(ld_global_u32(p.x_scales + token * 4));
-        HW_UNROLL for (int i = 0; i < 4; ++i) v[i] = mul_f32(v[i], of_token);
+    HW_UNROLL for (int i = 0; i < 4; ++i) {
+        float factor = as_f32(scale[i]);
+        if constexpr (C::Operand::kBits == 8) factor = mul_f32(factor, of_token);  // first, since sums times one of them may be too large
+        v[i] = fma_f32(mul_f32(sum[i], kFactor), factor, as_f32(bias[i]));
     }
-    HW_UNROLL for (int i = 0; i < 4; ++i) v[i] = fma_f32(v[i], as_f32(scale[i]), as_f32(bias[i]));
     u8* const y = p.y + (token * C::kN + row) * C::Out::kBytes;
     if constexpr (C::kN % 4 == 0) {
         store_values<typename C::Out>(y, v);

@@ -61,7 +61,7 @@ template <class C> struct QuantizeAct {
             if (i >= kStored) continue;
             float scale, factor;
             if constexpr (C::kStatic) {
-                scale = as_f32(ld_global_nc_u32(p.scale));
+                scale = as_f32(ld_global_u32(p.scale));
                 factor = div_f32(1.0f, scale);
             } else {
                 const float largest = max_f32(In::value(C::kGroup ? group_most[j] : most), as_f32(0x0d800000));  // 2^-100

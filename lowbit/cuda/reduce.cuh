@@ -24,6 +24,7 @@ template <class C> struct Reduce {
         for (u32 id = tid_x(); id < kQuads * tokens; id += kThreads) {
             const u32 token = id / kQuads, row = (rank * kQuads + id % kQuads) * 4, out = tile * kTileRows + row;  // row within the tile
             if (out >= C::kN || (kTileQuads % C::kSplit && row >= kTileRows)) continue;
+            const float of_token = token_scale<C>(p, token0 + token);
             float sum[4] = {0, 0, 0, 0};
             HW_UNROLL for (u32 s = 0; s < C::kSplit; ++s)
                 HW_UNROLL for (u32 k = 0; k < C::kKWarps; ++k) {
@@ -35,7 +36,7 @@ template <class C> struct Reduce {
                     sum[2] = add_f32(sum[2], as_f32(v.z));
                     sum[3] = add_f32(sum[3], as_f32(v.w));
                 }
-            store_quad<C>(p, token0 + token, out, sum, kThreads % kQuads == 0 || id < kThreads ? first : load_affine<C>(p, out));
+            store_quad<C>(p, token0 + token, out, sum, of_token, kThreads % kQuads == 0 || id < kThreads ? first : load_affine<C>(p, out));
         }
         if constexpr (C::kSplit > 1) { cluster_arrive_relaxed(); cluster_wait(); }  // no block leaves while its sums are being read
     }

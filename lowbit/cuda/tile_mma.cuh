@@ -123,7 +123,7 @@ template <class C> struct TileMma {
             if (out >= C::kN) continue;
             const U4 v = ld_shared_v4(smem + token * Partial::kTokenBytes + row * 4);
             const float sum[4] = {as_f32(v.x), as_f32(v.y), as_f32(v.z), as_f32(v.w)};
-            store_quad<C>(p, token0 + token, out, sum, load_affine<C>(p, out));
+            store_quad<C>(p, token0 + token, out, sum, 1, load_affine<C>(p, out));
         }
     }
 

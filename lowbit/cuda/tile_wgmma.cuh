@@ -28,16 +28,15 @@ template <class C> struct TileWgmma {
     static_assert(8 % kTileBlocks == 0 || kTileBlocks % 8 == 0, "the rows of a tile are whole panels, or divide one");
     static_assert(C::kZero != kFloatZero, "float zero points need sums of x");
     // Products add up in `sums` at once or, where a group's scale is still to come, in `part`. So do those of fp8, whose sums keep 13 fraction bits after
-    // every instruction: they move to fp32 every 512 k, of two row blocks every 128. Then one row block goes through all of a stage before the next, so
+    // every instruction: they move to fp32 every 128 k, whatever the plan. Then one row block goes through all of a stage before the next, so
     // that one `part` serves both. Sums of int8 are exact, and below 2^31 for 132096 k.
     static constexpr bool kMoves = C::Operand::kBits == 8 && !C::Operand::kExactSums && C::kStep == 0, kParts = kMoves || (C::kStep != 0 && !C::kFold);
-    static constexpr u32 kMoveStages = C::kWarpBlocks == 1 ? 4 : 1;
     static constexpr int kAtOnce = kParts ? 1 : C::kWarpBlocks;  // row blocks whose codes are in registers
     using W = Weights<C, kAtOnce>;
     using Sum = typename C::Operand::Sum;
-    template <bool kExact, class Exact> struct Total { using Type = float; };
-    template <class Exact> struct Total<true, Exact> { using Type = Exact; };
-    using Sums = Regs<typename Total<!kParts, Sum>::Type, kRegs>[C::kWarpBlocks];
+    template <bool kFloat, class S> struct SumOf { using Type = float; };
+    template <class S> struct SumOf<false, S> { using Type = S; };
+    using Sums = Regs<typename SumOf<kParts, Sum>::Type, kRegs>[C::kWarpBlocks];  // as the tensor core has them where nothing moves
     static constexpr int kGroups = W::kVectors * C::kWarpBlocks;  // of products, in a stage
     static_assert(kGroups % 2 == 0, "fragments take turns in two buffers, alike in every stage");
 
@@ -150,7 +149,7 @@ template <class C> struct TileWgmma {
                         const int k_step = v * W::kSteps + step;
                         const u64 x = desc + (static_cast<u64>(k_step / 4 * kXBytes + k_step % 4 * 32) >> 4);
                         if constexpr (!kParts) C::Operand::wgmma(sums[r], now[step], x, true);
-                        else if constexpr (kMoves) C::Operand::wgmma(part[0], now[step], x, k_step > 0 || i % kMoveStages > 0);
+                        else if constexpr (kMoves) C::Operand::wgmma(part[0], now[step], x, k_step > 0);
                         else C::Operand::wgmma(part[W::group(step)], now[step], x, !W::begins(v, step));
                     }
                     wgmma_commit();
@@ -163,7 +162,7 @@ template <class C> struct TileWgmma {
                     }
                     convert(then, weights, unit, (group + 1) % kGroups);
                     if constexpr (kParts) {
-                        if (kMoves ? v == W::kVectors - 1 && ((i + 1) % kMoveStages == 0 || i + 1 == k_stages) : W::ends(v, W::kSteps - 1)) {
+                        if (kMoves ? v == W::kVectors - 1 : W::ends(v, W::kSteps - 1)) {
                             wgmma_wait<0>();
                             HW_UNROLL for (int g = 0; g < W::kGroups; ++g)
                                 HW_UNROLL for (u32 e = 0; e < kRegs; ++e) {
@@ -222,6 +221,9 @@ template <class C> struct TileWgmma {
         static_assert(32 % kQuads == 0, "a lane keeps its rows");
         const u32 quad = lane % kQuads * 4;
         const Affine affine = load_affine<C>(p, row0 + quad);
+        float x_scale[(C::kTokens + 31) / 32];  // of token `lane` of every 32, so that no load is waited for between stores
+        if constexpr (C::Operand::kBits == 8)
+            HW_UNROLL for (u32 j = 0; j < (C::kTokens + 31) / 32; ++j) x_scale[j] = token_scale<C>(p, tile.token0 + smaller(j * 32 + lane, tokens - 1));
         HW_UNROLL for (u32 n = 0; n < C::kTokens / 8; ++n) {
             if (n * 8 >= tokens) break;
             float some[C::kWarpBlocks][1][4];
@@ -232,10 +234,12 @@ template <class C> struct TileWgmma {
             syncwarp();
             HW_UNROLL for (u32 i = 0; i < 8 * kQuads / 32; ++i) {
                 const u32 token = lane / kQuads + i * (32 / kQuads);
+                float of_token = 1;
+                if constexpr (C::Operand::kBits == 8) of_token = as_f32(shfl_idx(as_u32(x_scale[n / 4]), n % 4 * 8 + token));
                 if (n * 8 + token >= tokens || row0 + quad >= C::kN) continue;
                 const U4 v = ld_shared_v4(chunk + token * Chunk::kTokenBytes + quad * 4);
                 const float sum[4] = {as_f32(v.x), as_f32(v.y), as_f32(v.z), as_f32(v.w)};
-                store_quad<C>(p, tile.token0 + n * 8 + token, row0 + quad, sum, affine);
+                store_quad<C>(p, tile.token0 + n * 8 + token, row0 + quad, sum, of_token, affine);
             }
         }
     }

@@ -1,4 +1,4 @@
-// What every kernel is given, the two 16-bit operand types and the output types as traits.
+// What every kernel is given, the operand and output types as traits.
 // Knows registers and arithmetic only; it must not know layouts, tiles or formats.
 #pragma once
 #include "hw/hw.h"

@@ -134,6 +134,8 @@ def estimate(problem: Problem, plan: Plan, m: int) -> Cost:
 def _convert(problem: Problem) -> float:
     """Issue slots of a weight's conversion against int4's: one FMA and, counted from the SASS, so many masks and shifts."""
     value = problem.spec.value
+    if problem.operand_bits == 8:  # a mask and a shift for int8 and floats, six more for integers as e4m3
+        return 0.3 if problem.act == "int8" or value.is_float else 1.0
     if value.kind == "codebook":
         return 2.8 if value.bits == 4 else 2.2  # look-ups by PRMT
     scales = 0.04 * layout_of(problem).steps

@@ -195,9 +195,9 @@ def illegal(problem: Problem, plan: Plan) -> tuple[str, ...]:
             return (f"{name} must be at least 1; got {getattr(plan, name)}",)
     if problem.operand_bits == 8 and plan.family != "tile_wgmma":
         reasons.append(f"{plan.family} multiplies 16-bit activations; {problem.act} ones are for tile_wgmma")
-    if problem.k % 8:
+    if problem.k * problem.operand_bits % 128:
         reasons.append(
-            f"rows of x must be multiples of 16 bytes: k must be a multiple of 8; got {problem.k} (pad x and the weights)"
+            f"rows of x must be multiples of 16 bytes: k must be a multiple of {128 // problem.operand_bits}; got {problem.k} (pad x and the weights)"
         )
     if PANEL_BLOCKS % plan.warp_blocks:
         reasons.append(f"warp_blocks must divide {PANEL_BLOCKS}; got {plan.warp_blocks}")

@@ -24,8 +24,9 @@ LEAST = 2.0**-100  # of a magnitude that a scale is made of: its reciprocal is s
 def quantize_act(x: Tensor, act: str | ActSpec, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x (..., K) of bf16 or fp16 -> codes uint8 (..., K) and scales float32 (..., groups of K).
 
-    act: an 8-bit format of `ActSpec.parse`, such as "fp8" (e4m3, a scale a token) or "int8". scale: float32, one element, for formats whose scale
-    is known before (`_t`); else None. Codes are bit patterns: of a float8, or of an int8 in two's complement.
+    act: an 8-bit format of `ActSpec.parse`, such as "fp8" (e4m3, a scale a token) or "int8". Codes are bit patterns: of a float8, or of an int8 in
+    two's complement. scale: float32, one element, for formats whose scale is known before (`_t`), positive and finite, which is not checked on a
+    GPU; else None.
     Raises UnknownSpec, BadInput, BadType.
     """
     spec = ActSpec.parse(act) if isinstance(act, str) else act

@@ -189,7 +189,7 @@ def quantize_act(
         params.x = memory.alloc("x", span, read_only=True, dependent=row.bulk)
         params.codes = memory.alloc("codes", m * columns, output=True, dependent=row.bulk)
         params.scales = memory.alloc("scales", m * groups * 4, output=True, dependent=row.bulk)
-        params.scale = None if scale is None else memory.alloc("scale", scale, read_only=True)
+        params.scale = None if scale is None else memory.alloc("scale", scale, read_only=True, dependent=row.bulk)
         params.x_pitch, params.m = 2 * pitch, m
         library.launch(
             source, bytes(params), grid=(m, 1), block=problem.threads, smem=activation.SMEM_BYTES, seed=seed, arch=row.level, resident=min(2, m)

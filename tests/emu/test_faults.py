@@ -18,7 +18,7 @@ from test_kernels import DTYPES, Run, telling
 
 import emulator
 from lowbit.errors import LaunchError
-from lowbit.jit.generate import generate
+from lowbit.jit.generate import INCLUDE_DIR, generate
 from lowbit.plan.plan import Plan
 from lowbit.testing import emulate
 from lowbit.testing.cases import SIXTEEN
@@ -153,7 +153,7 @@ FAULTS = [
     Fault("registers of a fragment swapped", "bulk", "dequant.cuh", "a[i] = Operand::fma(codes.at(s, i, to)", "a[i ^ 2] = Operand::fma(codes.at(s, i, to)", NUMBERS),
     Fault("low and high nibble swapped", "fp16", "dequant.cuh", "codes.at(s, i, to), B::power(B::kBias - to)", "codes.at(s, i & 2, to), B::power(B::kBias - to)", NUMBERS),
     Fault("offset of int8 halved", "int8", "dequant.cuh", "for (int o = Value::kOffset; o;", "for (int o = Value::kOffset / 2; o;", NUMBERS),
-    Fault("bytes of int8 in the wrong order", "int8", "dequant.cuh", "r / kFields * 16 + field * kBits + c", "r / kFields * 16 + (field ^ 1) * kBits + c", NUMBERS),
+    Fault("bytes of int8 in the wrong order", "int8", "dequant.cuh", "r / kFields * kPart + field * kBits + c", "r / kFields * 16 + (field ^ 1) * kBits + c", NUMBERS),
     Fault("sign of e2m1 lost", "mxfp4", "dequant.cuh", "c == C::kBits - 1 ? 15 : B::kFraction", "B::kFraction", NUMBERS),
     Fault("sign of e4m3 lost", "fp8", "dequant.cuh", "c == C::kBits - 1 ? 15 : B::kFraction", "B::kFraction", NUMBERS),
     Fault("scales of rows g and g + 8 swapped", "bulk", "dequant.cuh", "Scale::value(w, 2 * group + half)", "Scale::value(w, 2 * group + (half ^ 1))", NUMBERS),
@@ -188,7 +188,7 @@ FAULTS = [
     Fault("rows past an odd end stored", "odd rows", "epilogue.cuh", "if (row + i < C::kN) store_value", "store_value", "a second time|out of bounds"),
     Fault("bias read past an odd end", "odd rows", "epilogue.cuh", "        if (row + i < C::kN) v[i]", "        v[i]", "out of bounds"),
     Fault("bias forgotten", "bulk", "epilogue.cuh", "load_rows<C>(p.bias, row, {0, 0, 0, 0})", "U4{0, 0, 0, 0}", NUMBERS),
-    Fault("bias multiplied with the channel scale", "int8", "epilogue.cuh", "fma_f32(mul_f32(sum[i], kFactor), as_f32(scale[i]), as_f32(bias[i]))", "mul_f32(add_f32(mul_f32(sum[i], kFactor), as_f32(bias[i])), as_f32(scale[i]))", NUMBERS),
+    Fault("bias multiplied with the channel scale", "int8", "epilogue.cuh", "fma_f32(mul_f32(sum[i], kFactor), factor, as_f32(bias[i]))", "mul_f32(add_f32(mul_f32(sum[i], kFactor), as_f32(bias[i])), as_f32(scale[i]))", NUMBERS),
     Fault("sums of rows g + 8 stored to rows g", "bulk", "epilogue.cuh", "(r * 16 + g + e / 2 * 8) * 4", "(r * 16 + g) * 4", f"{UNWRITTEN}|{NUMBERS}|{UNWAITED}"),
     Fault("two outputs swapped", "bulk", "epilogue.cuh", "Out::pack(v[0], v[1])", "Out::pack(v[1], v[0])", NUMBERS),
     Fault("two outputs swapped, fp32", "fp32 outputs", "epilogue.cuh", "{as_u32(v[0]), as_u32(v[1])", "{as_u32(v[1]), as_u32(v[0])", NUMBERS),
@@ -208,20 +208,20 @@ FAULTS = [
     Fault("producer: x read before griddepcontrol.wait", "tile wgmma", "tile_wgmma.cuh", "        griddep_wait();\n        griddep_launch();", "        griddep_launch();", "no griddepcontrol.wait"),
     Fault("producer: y written before griddepcontrol.wait", "tile wgmma, short k", "tile_wgmma.cuh", "            griddep_wait();  // y may", "            // y may", "no griddepcontrol.wait"),
     Fault("producer: x not expected", "tile wgmma", "tile_wgmma.cuh", "t.num_blocks * C::kUnitBytes + kXStage);", "t.num_blocks * C::kUnitBytes);", f"{UNORDERED}|deadlock|more bytes"),
-    Fault("producer: second half of x forgotten", "tile wgmma", "tile_wgmma.cuh", "for (u32 half = 0; half < 2; ++half)\n", "for (u32 half = 0; half < 1; ++half)\n", "deadlock"),
+    Fault("producer: second half of x forgotten", "tile wgmma", "tile_wgmma.cuh", "for (u32 box = 0; box < kXBoxes; ++box)", "for (u32 box = 0; box < 1; ++box)", "deadlock"),
     Fault("producer: second panel forgotten", "tile wgmma, two panels", "tile_wgmma.cuh", "for (u32 j = 1; j < kPanels; ++j)", "for (u32 j = 1; j < 1; ++j)", "deadlock"),
     Fault("producer: second panel at the first one's stride", "tile wgmma, two panels", "tile_wgmma.cuh", "static_cast<u64>(k) * blocks) * C::kUnitBytes", "static_cast<u64>(k) * 8) * C::kUnitBytes", f"out of bounds|{NUMBERS}"),
     Fault("producer: tokens of the first tile for all", "tile wgmma", "tile_wgmma.cuh", "static_cast<int>(t.token0)", "0", NUMBERS),
     Fault("producer: early stages asked for twice", "tile wgmma", "tile_wgmma.cuh", "if (count >= early) load_units", "if (count >= 1) load_units", f"more than its 1 arrivals|deadlock|{UNORDERED}|more bytes|second"),
     Fault("producer: k of a cluster's first block for all", "tile wgmma, cluster", "tile_wgmma.cuh", "for (u32 k = k_begin; k < k_begin + k_stages; ++k, ++count)", "for (u32 k = 0; k < k_stages; ++k, ++count)", NUMBERS),
-    Fault("tile wgmma: steps of another half", "tile wgmma", "tile_wgmma.cuh", "k_step / 4 * kXHalf", "k_step / 4 * 0", NUMBERS),
+    Fault("tile wgmma: steps of another half", "tile wgmma", "tile_wgmma.cuh", "k_step / 4 * kXBytes", "k_step / 4 * 0", NUMBERS),
     Fault("tile wgmma: descriptor of the stage before", "tile wgmma", "tile_wgmma.cuh", "(smem + here * kXStage) >> 4", "(smem + slot % 1 * kXStage) >> 4", f"{NUMBERS}|{UNORDERED}"),
     Fault("tile wgmma: row block past the end read", "tile wgmma", "tile_wgmma.cuh", "smaller(warp * C::kWarpBlocks + r, last)", "(warp * C::kWarpBlocks + r)", f"{UNWRITTEN}|{UNORDERED}"),
     Fault("tile wgmma: products not waited for before they are stored", "tile wgmma, folded", "tile_wgmma.cuh", "            wgmma_wait<0>();\n            release(before);", "            release(before);", "in flight"),
     Fault("tile wgmma: fragments overwritten under way", "tile wgmma, folded", "tile_wgmma.cuh", "                    wgmma_wait<1>();\n", "", "in flight"),
     Fault("tile wgmma: no fence", "tile wgmma", "tile_wgmma.cuh", "                    wgmma_fence();\n", "", "wgmma.fence"),
     Fault("tile wgmma: sums of groups added early", "tile wgmma, sums", "tile_wgmma.cuh", "                            wgmma_wait<0>();\n", "", "in flight"),
-    Fault("tile wgmma: scales of the next group", "tile wgmma, sums", "tile_wgmma.cuh", "weights.load_sums(unit, (v + 1) % W::kVectors);", "", f"{NUMBERS}|never written"),
+    Fault("tile wgmma: scales of the next group", "tile wgmma, sums", "tile_wgmma.cuh", "load_sums(weights, unit, (group + 1) % kGroups);", "", f"{NUMBERS}|never written"),
     Fault("tile wgmma: chunk overwritten while read", "tile wgmma", "tile_wgmma.cuh", "            syncwarp();  // the chunk before has been read\n", "", RACE),
     Fault("tile wgmma: chunk read before it is there", "tile wgmma", "tile_wgmma.cuh", "some, tokens - n * 8);\n            syncwarp();", "some, tokens - n * 8);", f"{RACE}|{UNWRITTEN}"),
     Fault("tile wgmma: rows past the end stored", "tile wgmma", "tile_wgmma.cuh", " || row0 + quad >= C::kN", "", f"a second time|out of bounds|{UNWRITTEN}"),
@@ -314,6 +314,11 @@ def sound() -> emulate.Kernels:
 def test_sound_kernels_pass_with_every_seed(where: str) -> None:
     run = SETTINGS[where]
     assert [outcome(sound(), run, seed) for seed in SEEDS] == [""] * len(SEEDS)
+
+
+def test_every_fault_changes_a_text_that_is_there_once() -> None:
+    headers = {fault.file: (INCLUDE_DIR / fault.file).read_text() for fault in FAULTS}
+    assert [(fault.risk, fault.file) for fault in FAULTS if headers[fault.file].count(fault.old) != 1 or fault.old == fault.new] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.risk.replace(" ", "_"))

@@ -63,7 +63,7 @@ def test_the_error_is_within_half_a_step_of_the_largest(act: str, dtype: torch.d
     size = x.float().abs() if act.startswith("fp8") else x.float().abs().amax(-1, keepdim=True)
     smallest = x.float().abs().amax(-1, keepdim=True) * {"fp8": 2.0**-10 / 448, "fp8_e5m2": 2.0**-17 / 57344, "int8": 0}[re.sub("_g128", "", act)]
     assert (error <= step * size * 1.001 + smallest * 1.001).all()
-    assert (error > step * size * 0.9).any() or act.startswith("fp8")
+    assert (error > step * size * 0.7).any()
 
 
 @pytest.mark.parametrize("act", QUANTISED)
