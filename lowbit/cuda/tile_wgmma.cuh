@@ -222,8 +222,7 @@ template <class C> struct TileWgmma {
         const u32 quad = lane % kQuads * 4;
         const Affine affine = load_affine<C>(p, row0 + quad);
         float x_scale[(C::kTokens + 31) / 32];  // of token `lane` of every 32, so that no load is waited for between stores
-        if constexpr (C::Operand::kBits == 8)
-            HW_UNROLL for (u32 j = 0; j < (C::kTokens + 31) / 32; ++j) x_scale[j] = token_scale<C>(p, tile.token0 + smaller(j * 32 + lane, tokens - 1));
+        HW_UNROLL for (u32 j = 0; j < (C::kTokens + 31) / 32; ++j) x_scale[j] = token_scale<C>(p, tile.token0 + smaller(j * 32 + lane, tokens - 1));
         HW_UNROLL for (u32 n = 0; n < C::kTokens / 8; ++n) {
             if (n * 8 >= tokens) break;
             float some[C::kWarpBlocks][1][4];

@@ -191,7 +191,7 @@ def _plans(arch: Arch, act: str) -> Iterator[Case]:
             plans[f"producer's ring of {stages} stages wraps"] = Plan("tile_wgmma", 16, 1, 8, stages=stages)
         plans |= {
             "one consumer": Plan("tile_wgmma", 8, 1, 4, stages=2),
-            "more stages than a tile has k blocks": Plan("tile_wgmma", 16, 2, 4, stages=12),
+            "more stages than a tile has k blocks": Plan("tile_wgmma", 16, 1, 4, stages=12),
             "scales in operands that round, or not": Plan("tile_wgmma", 64, 1, 4, stages=2),
             "consumers without rows": Plan("tile_wgmma", 32, 2, 8, stages=2),
             "cluster of tiles cuts k, unevenly": Plan("tile_wgmma", 16, 1, 8, split=2, stages=3),
