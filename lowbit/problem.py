@@ -88,7 +88,8 @@ class ActProblem:
         """For messages and file names: `quantise bf16 to fp8_g128, 4096 columns`."""
         return f"quantise {self.x} to {self.spec}, {self.k} columns"
 
-    def unsupported(self) -> tuple[str, ...]:
+    @property
+    def obstacles(self) -> tuple[str, ...]:
         """Why the chip cannot do it; () if it can."""
         reasons = []
         if self.spec.value.is_float and self.arch.level < 89:

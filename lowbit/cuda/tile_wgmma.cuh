@@ -16,7 +16,7 @@
 
 namespace lowbit {
 template <class C> struct TileWgmma {
-    static constexpr u32 kWarpgroups = C::kRowWarps / 4, kConsumers = C::kRowWarps * 32, kRegs = C::kTokens / 2;
+    static constexpr u32 kConsumers = C::kRowWarps * 32, kRegs = C::kTokens / 2;
     static constexpr u32 kTileBlocks = C::kRowWarps * C::kWarpBlocks, kRowBlocks = (C::kN + 15) / 16, kKBlocks = (C::kK + 127) / 128;
     static constexpr u32 kRowTiles = (kRowBlocks + kTileBlocks - 1) / kTileBlocks, kPanels = (kTileBlocks + 7) / 8;
     static constexpr u32 kXBytes = C::kTokens * 128, kXBoxes = C::Operand::kBytes, kXStage = kXBoxes * kXBytes, kUnits = C::kStages * kXStage;
@@ -186,7 +186,8 @@ template <class C> struct TileWgmma {
     }
     HW_FN static constexpr int vector_of(int group) { return kParts ? group % W::kVectors : group / C::kWarpBlocks; }
     HW_FN static constexpr int block_of(int group) { return kParts ? group / W::kVectors : group % C::kWarpBlocks; }
-    // The fragments of a group of products, a forced inline: a lambda was not always one, and its fragments went to local memory.
+    // The fragments of a group of products. Buffers are named by the caller, in turns: indexed by `group % 2`, some loops stayed rolled and theirs went to
+    // local memory (NVRTC 13.0, fp8_e2m5_g16).
     HW_FN static void convert(Regs<u32, 4> (&a)[W::kSteps], W& weights, const u32 (&unit)[C::kWarpBlocks], int group) {
         const int v = vector_of(group), r = block_of(group);
         if constexpr (kParts) {

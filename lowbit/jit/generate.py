@@ -101,7 +101,7 @@ def generate(problem: Problem, plan: Plan) -> Source:
 
 def generate_act(problem: ActProblem) -> Source:
     """The kernel that quantises activations; Unsupported with the reasons if the chip cannot."""
-    reasons = problem.unsupported()
+    reasons = problem.obstacles
     if reasons:
         raise Unsupported(reasons)
     spec = problem.spec

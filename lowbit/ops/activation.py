@@ -59,7 +59,7 @@ class _Runner:
     """One kernel on one device; every thread fills arguments of its own."""
 
     def __init__(self, problem: ActProblem, index: int) -> None:
-        if reasons := problem.unsupported():
+        if reasons := problem.obstacles:
             raise Unsupported(reasons)
         self.problem, self.index = problem, index
         self._compiled = Cache().get_or_compile(generate_act(problem))

@@ -18,7 +18,7 @@ def able(act: str) -> bool:
     if not torch.cuda.is_available():
         return False
     spec = ActSpec.parse(act)
-    return spec.quantised and not ActProblem(spec, "fp16", 64, device_arch(torch.cuda.current_device())).unsupported()
+    return spec.quantised and not ActProblem(spec, "fp16", 64, device_arch(torch.cuda.current_device())).obstacles
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
